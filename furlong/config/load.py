@@ -1,0 +1,166 @@
+"""From a TOML file and flags to a resolved run.
+
+Flags win over the file, the file over the defaults. Everything wrong is reported at once, each with key, value, rule
+and remedy. Never reads the environment.
+"""
+
+import dataclasses
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from furlong.config.errors import ConfigError, Problem
+from furlong.config.rules import check, resolve
+from furlong.config.sections import Also, RunConfig
+
+Tree = dict[str, Any]  # Any: what TOML or a flag may hold, before it is validated
+
+
+def load_config(config_path: str | None, flags: Sequence[str], *, prog: str, description: str) -> RunConfig:
+    """Read the file (if any), apply the flags, resolve and check.
+
+    Raises ConfigError. `--help` and unknown flags print and raise SystemExit, as a command line does.
+    """
+    tree = read_toml(Path(config_path)) if config_path else {}
+    _refuse_bad_fields(tree, source=config_path or "")
+    given = _parse_flags(tree, flags, prog=prog, description=description)
+    return _build(given, source="")
+
+
+def load_resolved(path: Path) -> RunConfig:
+    """Read a run that was written by `to_toml`, without flags. Raises ConfigError."""
+    tree = read_toml(path)
+    return _build(tree, source=str(path))
+
+
+def read_toml(path: Path) -> Tree:
+    """The file's content. Raises ConfigError naming the line when it is not TOML, or not readable."""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError([Problem("config", str(path), f"must be TOML: {error}", "Mend that line.")]) from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError([Problem("config", str(path), f"must be a readable TOML file: {reason}")]) from error
+
+
+def _build(tree: Tree, *, source: str) -> RunConfig:
+    try:
+        config = RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_problems(error), source=source) from error
+    config = resolve(config)
+    problems = check(config)
+    if problems:
+        raise ConfigError(problems, source=source)
+    return config
+
+
+def _refuse_bad_fields(tree: Tree, *, source: str) -> None:
+    """Field-level faults of the file are told before flags are read, with the file's name."""
+    try:
+        RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_problems(error), source=source) from error
+
+
+def _problems(error: ValidationError) -> list[Problem]:
+    problems = []
+    for item in error.errors(include_url=False):
+        key = ".".join(str(part) for part in item["loc"]) or "config"
+        if item["type"] == "extra_forbidden":
+            problems.append(Problem(key, item["input"], "is not a known key", _suggestion(key)))
+            continue
+        rule = item["msg"][0].lower() + item["msg"][1:]
+        problems.append(Problem(key, item["input"], rule.replace("input should", "must")))
+    return problems
+
+
+def _suggestion(key: str) -> str:
+    """The known key that is closest to an unknown one, in its section or in another."""
+    import difflib
+
+    section, _, name = key.rpartition(".")
+    known = {f: s for s, info in RunConfig.model_fields.items() for f in _section_class(info).model_fields}
+    if not section:
+        close = difflib.get_close_matches(name, list(RunConfig.model_fields), n=1)
+        if name in known:
+            return f"It belongs into the section [{known[name]}]."
+        return f"Did you mean the section [{close[0]}]?" if close else f"Sections: {', '.join(RunConfig.model_fields)}."
+    if name in known:
+        return f"It belongs into the section [{known[name]}]."
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"Did you mean {known[close[0]]}.{close[0]}?" if close else "`furlong config --help` lists all keys."
+
+
+def _section_class(info: FieldInfo) -> type[BaseModel]:
+    assert isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
+    return info.annotation
+
+
+def _parse_flags(tree: Tree, flags: Sequence[str], *, prog: str, description: str) -> Tree:
+    """The file's tree with the flags laid over it; only fields that were given are in it.
+
+    tyro sees plain dataclasses made from the sections, so that it parses and documents while pydantic alone judges.
+    """
+    import tyro
+
+    defaults = RunConfig.model_validate(tree)
+    sections = {}
+    for name, info in RunConfig.model_fields.items():
+        model = _section_class(info)
+        fields = [
+            (
+                field,
+                _flag_type(field_info),
+                dataclasses.field(default=getattr(getattr(defaults, name), field)),
+            )
+            for field, field_info in model.model_fields.items()
+        ]
+        twin = dataclasses.make_dataclass(name, fields, frozen=True, kw_only=True)
+        twin.__doc__ = model.__doc__
+        sections[name] = twin
+    root = dataclasses.make_dataclass("Flags", [(name, twin, twin()) for name, twin in sections.items()], frozen=True)
+    parsed = tyro.cli(tyro.conf.OmitArgPrefixes[root], args=list(flags), prog=prog, description=description)
+    return _overlay(tree, defaults, parsed)
+
+
+def _overlay(tree: Tree, defaults: RunConfig, parsed: object) -> Tree:
+    merged: Tree = {name: dict(section) for name, section in tree.items()}
+    for name in RunConfig.model_fields:
+        section = getattr(parsed, name)
+        for field in dataclasses.fields(section):
+            value = getattr(section, field.name)
+            if value != getattr(getattr(defaults, name), field.name):
+                merged.setdefault(name, {})[field.name] = value
+    return merged
+
+
+def _flag_type(info: FieldInfo) -> Any:  # Any: a type expression
+    """The field's annotation for tyro: constraints off, documentation and other names on."""
+    import tyro
+
+    also = [f"--{name}" for item in info.metadata if isinstance(item, Also) for name in item.names]
+    described = tyro.conf.arg(help=info.description, aliases=also or None)
+    return Annotated[_plain(info.annotation), described]  # type: ignore[invalid-annotation]
+
+
+def _plain(annotation: Any) -> Any:  # Any: type expressions in and out
+    """The annotation without pydantic's constraints, which tyro need not see."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _plain(get_args(annotation)[0])
+    if origin is tuple:
+        return tuple[tuple(_plain(arg) for arg in get_args(annotation))]  # type: ignore[invalid-annotation]
+    if type(annotation).__name__ == "UnionType" or str(origin) == "typing.Union":
+        union = None
+        for arg in get_args(annotation):
+            plain = _plain(arg)
+            union = plain if union is None else union | plain
+        return union
+    return annotation

@@ -1,0 +1,47 @@
+"""A user's own functions, named by a flag as `pkg.mod.fn`: loaded once, at start, with errors that say where.
+
+Never calls the function: who uses a hook decides on which thread, with which limit.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from furlong.config import ConfigError
+from furlong.config.errors import Problem
+
+Hook = Callable[..., Any]  # Any: a user's function
+
+
+def load_hook(path: str, *, key: str) -> Hook:
+    """The callable at a dotted path. The current folder is importable, as with `python -m`.
+
+    key: the configuration key that named it, for the error. Raises ConfigError: not dotted, module not found, module
+    that fails while importing (with its own message), attribute missing, or not callable.
+    """
+    module_name, _, attribute = path.rpartition(".")
+    if not module_name:
+        raise ConfigError(
+            [Problem(key, path, "must be a dotted path to a function", "For example my_pkg.rewards.score.")]
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_name
+        own = module_name == missing or module_name.startswith(missing + ".")
+        rule = f"module {missing!r} was not found" + ("" if own else f" while importing {module_name}")
+        remedy = "Run from its folder, or put that on PYTHONPATH." if own else f"Install what {module_name} needs."
+        raise ConfigError([Problem(key, path, rule, remedy)]) from error
+    except Exception as error:  # the user's module may raise anything at import
+        rule = f"importing {module_name} raised {type(error).__name__}: {error}"
+        raise ConfigError([Problem(key, path, rule, f"Try `python -c 'import {module_name}'`.")]) from error
+    hook = getattr(module, attribute, None)
+    if hook is None:
+        raise ConfigError([Problem(key, path, f"{module_name} has no attribute {attribute!r}")])
+    if not callable(hook):
+        raise ConfigError([Problem(key, path, f"must be callable, got {type(hook).__name__}")])
+    return hook

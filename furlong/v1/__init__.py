@@ -1,0 +1,1 @@
+"""Generated from protos/furlong/v1 by `make proto`; never edited by hand."""

@@ -1,0 +1,1 @@
+"""Furlong's services: one package a process. None imports another; they meet over the wire."""

@@ -1,0 +1,1 @@
+"""The rollout service: prompts, sampling, rewards, evaluation, engines and their policy version."""

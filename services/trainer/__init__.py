@@ -1,0 +1,1 @@
+"""The trainer: policy, optimiser, training loop, checkpoints, the iteration row."""
