@@ -1,0 +1,109 @@
+"""The entry of the command `furlong`: finds the command, runs it, and turns errors into lines and exit codes.
+
+Imports nothing but the standard library before it knows which command is wanted.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+
+HELP = """\
+Furlong post-trains language models with reinforcement learning: a trainer, a rollout, a router and a metrics
+service, each a process of its own.
+
+usage: furlong COMMAND [--config FILE] [flags]
+
+Run everything on this machine
+  up        start the four services, watch them, and stop them together; resumes a run directory it has been given
+            before. Ctrl-C once: finish the iteration, save, stop. Twice: stop at once.
+
+Look
+  config    print the resolved run as TOML, and start nothing
+  status    what of a run is up: pids, addresses, rollout, policy version, last checkpoint
+
+Run one service by hand, or under systemd
+  metrics   takes in every log line and number, and hands rows to files, wandb and dashboards
+  router    the HTTP proxy in front of the engines
+  rollout   prompts, sampling, rewards, evaluation, and the engines themselves
+  trainer   the policy, its optimiser and the training loop (--rank N for one of several)
+
+  version   print the version
+
+Examples
+  furlong up --config examples/arithmetic/config.toml
+  furlong up --config examples/arithmetic/config.toml --num-rollout 5 --run-dir runs/short
+  furlong status --run-dir runs/short
+  furlong config --config examples/arithmetic/config.toml --lr 3e-4
+  furlong up --help          every flag, with its default
+
+Flags win over the file, the file over the defaults. Exit codes: 0 done, 1 crashed, 2 refused (configuration),
+3 stopped as asked with a checkpoint, 4 diverged, 5 a service that was needed went away, 6 stopped at once.
+"""
+
+Command = Callable[[Sequence[str]], int]
+SERVICES = ("metrics", "router", "rollout", "trainer")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0 if words else 2
+    name, *rest = words
+    command = _find(name)
+    if command is None:
+        print(f"furlong has no command {name!r}.{_closest(name)} `furlong --help` lists them.", file=sys.stderr)
+        return 2
+    return command(rest) if command is _version else _guarded(command, rest)
+
+
+def _find(name: str) -> Command | None:
+    """The command, with only what it needs imported."""
+    if name == "up":
+        from furlong.cli.up import up
+
+        return up
+    if name == "config":
+        from furlong.cli.show_config import show_config
+
+        return show_config
+    if name == "status":
+        from furlong.cli.status import status
+
+        return status
+    if name in SERVICES:
+        from furlong.cli.one_service import run_service
+
+        return lambda arguments: run_service(name, arguments)
+    return _version if name in ("version", "--version") else None
+
+
+def _version(arguments: Sequence[str]) -> int:
+    from furlong import __version__
+
+    print(f"furlong {__version__}")
+    return 0
+
+
+def _guarded(command: Command, arguments: Sequence[str]) -> int:
+    from furlong.config import ConfigError
+
+    try:
+        return command(arguments)
+    except ConfigError as error:
+        print(f"furlong: this cannot run:\n{_indented(str(error))}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `furlong config | head`: who read us has enough
+        sys.stderr.close()
+        return 0
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _closest(name: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, ["up", "config", "status", *SERVICES, "version"], n=1)
+    return f" Did you mean `furlong {close[0]}`?" if close else ""

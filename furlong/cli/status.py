@@ -1,0 +1,80 @@
+"""`furlong status`: what of a run is up, as a table or as JSON."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import orjson
+
+from furlong.cli.arguments import take_options
+from furlong.config import ConfigError
+from furlong.config.errors import Problem
+from furlong.launch.look import InstanceStatus, RunStatus, look_at
+from furlong.rundir import RunDir
+
+HELP = """usage: furlong status --run-dir DIR [--json]
+
+Show what of a run is up: pid, uptime, addresses, rollout, policy version, phase, engines, last checkpoint, last row.
+Exits 0 when all is up, 1 otherwise, 2 when DIR is not a run directory.
+"""
+COLUMNS = ("instance", "state", "pid", "uptime", "grpc", "http", "says")
+ROW_KEYS = ("rollout/raw_reward", "perf/step_time")
+
+
+def status(arguments: Sequence[str]) -> int:
+    """Print it. Raises ConfigError when there is no run in the directory."""
+    if "-h" in arguments or "--help" in arguments:
+        print(HELP, end="")
+        return 0
+    taken = take_options(arguments, ("run-dir",))
+    unknown = [word for word in taken.rest if word != "--json"]
+    if unknown or "run-dir" not in taken.options:
+        key, value = ("arguments", " ".join(unknown)) if unknown else ("--run-dir", "")
+        raise ConfigError([Problem(key, value, "is not what this command takes", "Use --run-dir DIR [--json].")])
+    found = look_at(RunDir(Path(taken.options["run-dir"])))
+    if "--json" in taken.rest:
+        print(orjson.dumps({**asdict(found), "all_up": found.all_up()}, option=orjson.OPT_INDENT_2).decode())
+    else:
+        print(as_table(found))
+    return 0 if found.all_up() else 1
+
+
+def as_table(found: RunStatus) -> str:
+    """For people."""
+    watched = f"supervised by pid {found.supervised_by}" if found.supervised_by else "not supervised by `furlong up`"
+    lines = [f"run {found.run} in {found.run_dir}, {watched}", *_table([*found.instances, *found.engines])]
+    lines.append(f"last checkpoint: {_or_none(found.last_checkpoint, 'after rollout ')}")
+    if found.last_row is None:
+        return "\n".join([*lines, "last row: none"])
+    shown = [f"{key} {value:.4g}" for key in ROW_KEYS if isinstance(value := found.last_row.get(key), float)]
+    lines.append("last row: " + ", ".join([f"rollout {found.last_row['step']}", *shown]))
+    return "\n".join(lines)
+
+
+def _table(items: Sequence[InstanceStatus]) -> list[str]:
+    rows = [COLUMNS, *(_cells(item) for item in items)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _cells(item: InstanceStatus) -> tuple[str, ...]:
+    says = " ".join(f"{key}={_flat(value)}" for key, value in item.details.items())
+    pid = str(item.pid or "-")
+    return (item.instance, item.state, pid, _duration(item.uptime_s), item.grpc or "-", item.http or "-", says)
+
+
+def _flat(value: object) -> str:
+    return ",".join(f"{k}:{v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+
+
+def _duration(seconds: float | None) -> str:
+    """For example `3 s`, `12 min`, `5.2 h`."""
+    if seconds is None:
+        return "-"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _or_none(value: object, prefix: str) -> str:
+    return "none" if value is None else f"{prefix}{value}"

@@ -1,0 +1,189 @@
+"""Looks at a run from outside: which of its services live and serve, and what they say of themselves.
+
+Asks with short limits and never waits for a service to come; a run that is dead is looked at just as well.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from furlong import addresses
+from furlong.addresses import Address
+from furlong.config import ConfigError, load_resolved
+from furlong.config.errors import Problem
+from furlong.launch.checkpoints import newest_checkpoint
+from furlong.launch.lock import Started, is_locked, read_started
+from furlong.launch.plan import ChildPlan, plan_children
+from furlong.launch.rows import read_rows
+from furlong.rundir import RunDir
+
+CALL_TIMEOUT_S = 1.0
+UP = ("serving", "running")
+
+
+@dataclass(frozen=True)
+class InstanceStatus:
+    """One instance, as seen now."""
+
+    instance: str
+    state: str
+    """serving; running (lives, and serves nothing of its own); starting (lives, and does not serve yet, or no more);
+    gone. Engines have words of their own."""
+    pid: int | None = None
+    uptime_s: float | None = None
+    grpc: str | None = None
+    http: str | None = None
+    details: Mapping[str, object] = field(default_factory=dict)
+    """What it says of itself: rollout_id, policy_version, phase and the like."""
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run, as seen now."""
+
+    run: str
+    run_dir: str
+    supervised_by: int | None
+    """Pid of the `furlong up` that watches it; None: nothing does."""
+    instances: list[InstanceStatus]
+    engines: list[InstanceStatus]
+    last_checkpoint: int | None
+    """Rollout id of the newest complete checkpoint."""
+    last_row: Mapping[str, object] | None
+    """The newest row of the axis rollout/step."""
+
+    def all_up(self) -> bool:
+        """Whether everything that the run needs is there."""
+        return all(item.state in UP for item in self.instances) and all(e.state == "ready" for e in self.engines)
+
+
+def look_at(run_dir: RunDir) -> RunStatus:
+    """Gather everything. Raises ConfigError when there is no run in the directory."""
+    if not run_dir.config.is_file():
+        rule = "must be a run directory: it holds no config.toml"
+        raise ConfigError([Problem("--run-dir", str(run_dir.root), rule, "Give the --run-dir of `furlong up`.")])
+    config = load_resolved(run_dir.config)
+    entries, started = addresses.read_addresses(run_dir), read_started(run_dir)
+    plans = plan_children(config, config_path=run_dir.config, parent_pid=os.getpid(), environment={})
+    rollout = entries.get("rollout")
+    checkpoint = newest_checkpoint(run_dir)
+    rows = [row for row in read_rows(run_dir.metrics_rows) if row.axis == "rollout/step"]
+    return RunStatus(
+        run=config.run.name,
+        run_dir=str(run_dir.root),
+        supervised_by=started.pid if started and is_locked(run_dir) else None,
+        instances=[_look_at_instance(plan, entries.get(plan.instance), started) for plan in plans],
+        engines=_engines(rollout.grpc) if rollout and rollout.grpc and rollout.alive() else [],
+        last_checkpoint=checkpoint.rollout_id if checkpoint else None,
+        last_row={"step": rows[-1].step, **rows[-1].values} if rows else None,
+    )
+
+
+def _look_at_instance(plan: ChildPlan, entry: Address | None, started: Started | None) -> InstanceStatus:
+    if entry and entry.alive():
+        uptime_s = time.time() - entry.process_started
+        state, details = _ask(plan.service, entry.grpc) if entry.grpc else ("running", {})
+        return InstanceStatus(plan.instance, state, entry.pid, uptime_s, entry.grpc, entry.http, details)
+    child = started.children.get(plan.instance) if started else None
+    if child is None or not child.alive():
+        return InstanceStatus(plan.instance, "gone")
+    state = "starting" if plan.awaited else "running"
+    return InstanceStatus(plan.instance, state, child.pid, time.time() - child.process_started)
+
+
+def _ask(service: str, address: str) -> tuple[str, dict[str, object]]:
+    """Its state by its health, and what it says of itself."""
+    import grpc
+
+    from furlong.rpc import is_serving
+
+    if not is_serving(address, "", timeout_s=CALL_TIMEOUT_S):
+        return "starting", {}
+    asked: Mapping[str, Callable[[str], dict[str, object]]] = {
+        "metrics": _ask_metrics,
+        "router": _ask_router,
+        "rollout": _ask_rollout,
+        "trainer": _ask_trainer,
+    }
+    try:
+        return "serving", asked[service](address)
+    except grpc.RpcError as error:
+        code = error.code().name if isinstance(error, grpc.Call) else "error"
+        return "serving", {"status": f"did not say ({code})"}
+
+
+def _ask_metrics(address: str) -> dict[str, object]:
+    from furlong.rpc import channel
+    from furlong.v1 import metrics_pb2, metrics_pb2_grpc
+
+    with channel(address) as to_metrics:
+        stub = metrics_pb2_grpc.MetricsStub(to_metrics)
+        answer = stub.GetStatus(metrics_pb2.GetMetricsStatusRequest(), timeout=CALL_TIMEOUT_S)
+    sinks = {sink.name: sink.state for sink in answer.sinks}
+    return {"num_records": answer.num_records, "num_rows": answer.num_rows, "sinks": sinks}
+
+
+def _ask_router(address: str) -> dict[str, object]:
+    from furlong.rpc import channel
+    from furlong.v1 import router_pb2, router_pb2_grpc
+
+    with channel(address) as to_router:
+        stub = router_pb2_grpc.RouterStub(to_router)
+        workers = stub.ListWorkers(router_pb2.ListWorkersRequest(), timeout=CALL_TIMEOUT_S).workers
+    ready = sum(worker.state == router_pb2.WORKER_STATE_READY for worker in workers)
+    in_flight = sum(worker.num_in_flight for worker in workers)
+    return {"num_workers": len(workers), "num_ready": ready, "num_in_flight": in_flight}
+
+
+def _ask_rollout(address: str) -> dict[str, object]:
+    from furlong.rpc import channel
+    from furlong.v1 import rollout_pb2, rollout_pb2_grpc
+
+    with channel(address) as to_rollout:
+        stub = rollout_pb2_grpc.RolloutStub(to_rollout)
+        answer = stub.GetStatus(rollout_pb2.GetRolloutStatusRequest(), timeout=CALL_TIMEOUT_S)
+    given = {key: getattr(answer, key) for key in ("rollout_id", "policy_version") if answer.HasField(key)}
+    return {"phase": answer.phase, **given}
+
+
+def _ask_trainer(address: str) -> dict[str, object]:
+    from furlong.rpc import channel
+    from furlong.v1 import trainer_pb2, trainer_pb2_grpc
+
+    with channel(address) as to_trainer:
+        stub = trainer_pb2_grpc.TrainerStub(to_trainer)
+        answer = stub.GetStatus(trainer_pb2.GetTrainerStatusRequest(), timeout=CALL_TIMEOUT_S)
+    given = {"rollout_id": answer.rollout_id} if answer.HasField("rollout_id") else {}
+    sizes = {"num_rollout": answer.num_rollout, "policy_version": answer.policy_version}
+    return {"phase": answer.phase, "phase_seconds": round(answer.phase_seconds, 1), **given, **sizes}
+
+
+def _engines(address: str) -> list[InstanceStatus]:
+    import grpc
+
+    from furlong.rpc import channel
+    from furlong.v1 import rollout_pb2, rollout_pb2_grpc, weights_pb2
+
+    with channel(address) as to_rollout:
+        stub = rollout_pb2_grpc.RolloutStub(to_rollout)
+        try:
+            answer = stub.GetStatus(rollout_pb2.GetRolloutStatusRequest(), timeout=CALL_TIMEOUT_S)
+        except grpc.RpcError:  # told by the rollout's own line
+            return []
+    found = []
+    for engine in answer.engines:
+        word = weights_pb2.EngineState.Name(engine.state).removeprefix("ENGINE_STATE_").lower()
+        version = {"policy_version": engine.policy_version} if engine.HasField("policy_version") else {}
+        pid = engine.pid if engine.HasField("pid") else None
+        found.append(InstanceStatus(engine.engine_id, word, pid, _uptime(pid), None, engine.url, version))
+    return found
+
+
+def _uptime(pid: int | None) -> float | None:
+    import psutil
+
+    try:
+        return time.time() - psutil.Process(pid).create_time() if pid else None
+    except psutil.Error:
+        return None

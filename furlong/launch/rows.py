@@ -1,0 +1,41 @@
+"""Reads metrics.jsonl, the rows of a run, as another process writes them. A torn or foreign line is skipped."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+
+@dataclass(frozen=True)
+class Row:
+    """One aggregated step of one axis."""
+
+    axis: str
+    step: int
+    attempt: int
+    values: dict[str, float | str] = field(default_factory=dict)
+    """Numbers; those that JSON cannot write are "NaN", "Infinity" or "-Infinity"."""
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The newest saying of each (axis, step), in the order of steps. A missing file has none."""
+    newest: dict[tuple[str, int], Row] = {}
+    for row in _rows(path):
+        newest[row.axis, row.step] = row
+    return [newest[key] for key in sorted(newest)]
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        for line in file:
+            try:
+                tree: Any = orjson.loads(line)  # Any: a line of a file, told apart below
+                yield Row(tree["axis"], int(tree["step"]), int(tree.get("attempt", 1)), dict(tree["values"]))
+            except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+                continue

@@ -1,0 +1,293 @@
+"""Starts the processes of a run, watches them, and ends them together: the state machine behind `furlong up`.
+
+Its main thread starts every child (the kernel ties a child's leash to the thread that started it), takes the signals
+and decides; it never makes a call that can hang. Whatever happens, `run` returns with no child left.
+"""
+
+import queue
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from furlong.launch.child import Child
+from furlong.launch.console import Console
+from furlong.launch.descendants import kill_descendants, running_descendants
+from furlong.launch.plan import ChildPlan
+from furlong.launch.readiness import Progress, ReadinessWatch, Ready
+from furlong.process import ExitCode
+from furlong.rundir import RunDir
+
+POLL_S = 0.05
+SETTLE_S = 1.0
+"""When one process ended, how long others may take to show that they are the cause."""
+CRASH_GRACE_S = 5.0
+"""How long the rest may take to stop after a crash."""
+SERVICE_GRACE_S = 15.0
+"""How long one service may take to drain once the trainers are gone."""
+LAST_LINES = 20
+STOP_ORDER = ("rollout", "router", "metrics")
+"""After the trainers. Metrics last, so that what the others say at their end is kept."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long things may take."""
+
+    start_timeout_s: float
+    drain_budget_s: float
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended."""
+
+    code: int
+    reason: str
+    """A sentence for people; empty when all went well."""
+
+
+class _StopRequested(Exception):
+    """The first signal."""
+
+
+class _StopAtOnce(Exception):
+    """A second signal."""
+
+
+class Supervisor:
+    """Runs one set of processes, once."""
+
+    def __init__(
+        self,
+        plans: Sequence[ChildPlan],
+        *,
+        run_dir: RunDir,
+        limits: Limits,
+        output: Console,
+        on_started: Callable[[Mapping[str, int]], None] = lambda pids: None,
+    ) -> None:
+        """on_started: told the pids, by instance, once all are started."""
+        self._plans = plans
+        self._run_dir = run_dir
+        self._limits = limits
+        self._output = output
+        self._on_started = on_started
+        self._children: dict[str, Child] = {}
+        self._events: queue.SimpleQueue[Ready | Progress | signal.Signals] = queue.SimpleQueue()
+        self._readiness: ReadinessWatch | None = None
+        self._waiting_for: set[str] = set()
+        self._num_signals = 0
+        self._stopping = False
+        self._began = time.monotonic()
+        self._not_ours = {process.pid for process in running_descendants()}
+
+    def run(self) -> Ending:
+        """Until the trainers are done, something fails, or a signal says stop. Main thread only."""
+        previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        for number in previous:
+            signal.signal(number, self._take_signal)
+        try:
+            return self._run()
+        finally:
+            self._end_everything()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _run(self) -> Ending:
+        try:
+            try:
+                self._start_all()
+                ending = self._watch()
+            except _StopRequested:
+                ending = self._drain_trainers()
+            except OSError as error:
+                ending = Ending(ExitCode.CRASHED, f"a process could not be started: {error}")
+            self._stop_rest(ending)
+        except _StopAtOnce:
+            return Ending(ExitCode.KILLED, "stopped at once by a second signal; what was not saved is lost")
+        return ending
+
+    # -- starting ------------------------------------------------------------------------------------------------
+
+    def _start_all(self) -> None:
+        for plan in self._plans:
+            path = self._run_dir.log(plan.instance).with_suffix(".out")
+            self._children[plan.instance] = Child(plan, output_path=path, show_line=self._output.line)
+        pids = {instance: child.pid for instance, child in self._children.items()}
+        self._on_started(pids)
+        awaited = {plan.instance: pids[plan.instance] for plan in self._plans if plan.awaited}
+        self._waiting_for = set(awaited)
+        self._readiness = ReadinessWatch(self._run_dir, awaited, self._events.put)
+        self._say(f"started {', '.join(pids)}; logs in {self._run_dir.log('x').parent}")
+
+    def _take_signal(self, number: int, frame: FrameType | None) -> None:
+        self._events.put(signal.Signals(number))
+
+    # -- watching ------------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        """One turn of the loop: take what was reported, or wait a moment. Raises on signals."""
+        try:
+            event = self._events.get(timeout=POLL_S)
+        except queue.Empty:
+            return
+        if isinstance(event, signal.Signals):
+            self._on_signal(event)
+        elif isinstance(event, Ready):
+            self._waiting_for.discard(event.instance)
+            took = time.monotonic() - self._children[event.instance].started
+            self._say(f"{event.instance} ready at {event.address} ({took:.1f} s)")
+        else:
+            self._say(event.text)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._num_signals += 1
+        if self._num_signals > 1 and number != signal.SIGHUP:
+            self._say(f"{number.name} again: ending everything at once")
+            raise _StopAtOnce
+        if self._stopping:
+            self._say("already stopping; once more ends everything at once")
+            return
+        self._say(
+            f"{number.name}: finishing this iteration and saving, at most {self._limits.drain_budget_s:g} s. "
+            "Once more (Ctrl-C) ends everything at once."
+        )
+        raise _StopRequested
+
+    def _watch(self) -> Ending:
+        """Until all trainers are done, or something ended that should not have."""
+        deadline = self._began + self._limits.start_timeout_s
+        while True:
+            self._turn()
+            trainers = self._of("trainer")
+            if any(self._failed(child) for child in self._children.values()):
+                return self._judge_failure()
+            done = [child.ended for child in trainers if child.exit_code() is not None and child.ended]
+            if done and len(done) == len(trainers):
+                return Ending(ExitCode.DONE, "")
+            if done and time.monotonic() > min(done) + self._limits.drain_budget_s:
+                return self._straggling(trainers)
+            if self._waiting_for and time.monotonic() > deadline:
+                return self._late()
+
+    def _failed(self, child: Child) -> bool:
+        code = child.exit_code()
+        return code is not None and not (child.plan.is_trainer and code == ExitCode.DONE)
+
+    def _judge_failure(self) -> Ending:
+        """Something ended: wait a moment for what may be the cause, then name it with its last words."""
+        deadline = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline:
+            self._turn()
+        failed = [child for child in self._children.values() if self._failed(child)]
+        cause = min(failed, key=lambda child: (child.exit_code() == ExitCode.PEER_LOST, child.ended))
+        code = cause.exit_code()
+        if cause.plan.is_trainer and code == ExitCode.DRAINED:
+            return Ending(ExitCode.DRAINED, "the trainer was asked to stop; it saved a checkpoint")
+        for child in failed:
+            if child is not cause:
+                self._say(f"{child.plan.instance} {child.describe_end()} too; see {child.output_path}")
+        return Ending(self._truthful_code(cause), self._last_words(cause))
+
+    def _truthful_code(self, child: Child) -> int:
+        """The child's own code where it tells of the run; a service that ends while it should serve crashed."""
+        code = child.exit_code()
+        telling: tuple[int, ...] = (ExitCode.BAD_CONFIG, ExitCode.DIVERGED, ExitCode.PEER_LOST)
+        if not child.plan.is_trainer:
+            telling = (ExitCode.BAD_CONFIG, ExitCode.PEER_LOST) if child.plan.instance in self._waiting_for else ()
+        return code if code is not None and code in telling else ExitCode.CRASHED
+
+    def _last_words(self, child: Child) -> str:
+        while_what = " while starting" if child.plan.instance in self._waiting_for else ""
+        lines = child.last_lines(LAST_LINES)
+        shown = "".join(f"\n    {line}" for line in lines) or " nothing"
+        head = f"{child.plan.instance} {child.describe_end()}{while_what}."
+        return f"{head} Its last output ({child.output_path}):{shown}"
+
+    def _straggling(self, trainers: Sequence[Child]) -> Ending:
+        names = ", ".join(child.plan.instance for child in trainers if child.exit_code() is None)
+        limit = f"{self._limits.drain_budget_s:g} s (--drain-budget-s)"
+        return Ending(ExitCode.CRASHED, f"{names} still ran {limit} after the other trainer ranks were done")
+
+    def _late(self) -> Ending:
+        """The start took too long: name who is not ready and what it said last."""
+        late = [child for instance, child in self._children.items() if instance in self._waiting_for]
+        names = ", ".join(child.plan.instance for child in late)
+        said = "\n".join(self._last_words(child) for child in late)
+        limit = f"{self._limits.start_timeout_s:g} s (--start-timeout-s)"
+        return Ending(ExitCode.CRASHED, f"not ready within {limit}: {names}.\n{said}")
+
+    # -- ending --------------------------------------------------------------------------------------------------
+
+    def _drain_trainers(self) -> Ending:
+        """After the first signal: the trainers finish their iteration and save; how that went."""
+        self._stopping = True
+        trainers = self._of("trainer")
+        self._terminate(trainers)
+        if not self._ended_within(trainers, self._limits.drain_budget_s):
+            names = ", ".join(child.plan.instance for child in trainers if child.exit_code() is None)
+            reason = f"{names} did not stop within {self._limits.drain_budget_s:g} s (--drain-budget-s) and was ended"
+            return Ending(ExitCode.KILLED, f"{reason}; what was done since the last checkpoint is lost")
+        if any(child.plan.instance in self._waiting_for for child in trainers):
+            return Ending(ExitCode.DRAINED, "stopped while starting; nothing was trained since the last checkpoint")
+        bad = [child for child in trainers if child.exit_code() not in (ExitCode.DONE, ExitCode.DRAINED)]
+        if bad:
+            return Ending(self._truthful_code(bad[0]), self._last_words(bad[0]))
+        if all(child.exit_code() == ExitCode.DONE for child in trainers):
+            return Ending(ExitCode.DONE, "")
+        return Ending(ExitCode.DRAINED, "stopped as asked, with a checkpoint; the same command goes on from there")
+
+    def _stop_rest(self, ending: Ending) -> None:
+        """Stop what still runs, in order: trainers, then who feeds them, metrics last."""
+        self._stopping = True
+        well = ending.code in (ExitCode.DONE, ExitCode.DRAINED)
+        for service in ("trainer", *STOP_ORDER):
+            children = self._of(service)
+            self._terminate(children)
+            grace_s = SERVICE_GRACE_S if well or service == "metrics" else CRASH_GRACE_S
+            if not self._ended_within(children, grace_s):
+                names = ", ".join(child.plan.instance for child in children if child.exit_code() is None)
+                self._say(f"{names} did not stop within {grace_s:g} s and is ended")
+                self._kill(children)
+            for child in children:
+                if well and child.exit_code() not in (ExitCode.DONE, ExitCode.DRAINED):
+                    self._say(f"{child.plan.instance} {child.describe_end()}; see {child.output_path}")
+
+    def _ended_within(self, children: Sequence[Child], limit_s: float) -> bool:
+        deadline = time.monotonic() + limit_s
+        while any(child.exit_code() is None for child in children):
+            if time.monotonic() > deadline:
+                return False
+            self._turn()
+        return True
+
+    def _terminate(self, children: Sequence[Child]) -> None:
+        for child in children:
+            child.send(signal.SIGTERM)
+
+    def _kill(self, children: Sequence[Child]) -> None:
+        for child in children:
+            child.send(signal.SIGKILL)
+
+    def _end_everything(self) -> None:
+        """Whatever is left, at once; then pass on the last lines that were written."""
+        if self._readiness:
+            self._readiness.close()
+        left = {child.pid for child in self._children.values() if child.exit_code() is None}
+        killed = kill_descendants(besides=self._not_ours)
+        strays = [name for name in killed if not any(f"(pid {pid})" in name for pid in left)]
+        if strays and not left:
+            self._say(f"ended what a service had left behind: {', '.join(strays)}")
+        for child in self._children.values():
+            child.exit_code()
+            child.finish_relay(timeout_s=2.0)
+
+    # -- small words ---------------------------------------------------------------------------------------------
+
+    def _of(self, service: str) -> list[Child]:
+        return [child for child in self._children.values() if child.plan.service == service]
+
+    def _say(self, text: str) -> None:
+        self._output.line(f"[up] {text}")
