@@ -20,7 +20,7 @@ from furlong.process import ExitCode
 from furlong.rundir import RunDir
 
 POLL_S = 0.05
-SETTLE_S = 1.0
+SETTLE_S = 0.6
 """When one process ended, how long others may take to show that they are the cause."""
 CRASH_GRACE_S = 5.0
 """How long the rest may take to stop after a crash."""
@@ -229,6 +229,7 @@ class Supervisor:
         if not self._ended_within(trainers, self._limits.drain_budget_s):
             names = ", ".join(child.plan.instance for child in trainers if child.exit_code() is None)
             reason = f"{names} did not stop within {self._limits.drain_budget_s:g} s (--drain-budget-s) and was ended"
+            self._kill(trainers)
             return Ending(ExitCode.KILLED, f"{reason}; what was done since the last checkpoint is lost")
         if any(child.plan.instance in self._waiting_for for child in trainers):
             return Ending(ExitCode.DRAINED, "stopped while starting; nothing was trained since the last checkpoint")
