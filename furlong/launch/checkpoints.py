@@ -6,7 +6,8 @@ from pathlib import Path
 
 from furlong.rundir import RunDir
 
-NAME = re.compile(r"^rollout[-_]?(\d+)$")
+NAME = re.compile(r"^rollout_(\d+)$")
+LAST_FILE = "meta.json"  # the trainer writes it last
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Checkpoint:
 def newest_checkpoint(run_dir: RunDir) -> Checkpoint | None:
     """The one that a start would go on from; None: a start begins anew."""
     try:
-        folders = [entry for entry in run_dir.checkpoints.iterdir() if entry.is_dir()]
+        folders = [entry for entry in run_dir.checkpoints.iterdir() if (entry / LAST_FILE).is_file()]
     except OSError:
         return None
     found = [Checkpoint(int(match[1]), entry) for entry in folders if (match := NAME.match(entry.name))]

@@ -1,0 +1,70 @@
+"""`furlong status` of runs that are up, starting, half dead and dead."""
+
+import os
+from pathlib import Path
+
+import orjson
+import pytest
+
+from furlong import addresses
+from furlong.cli.main import main
+from furlong.config import to_toml
+from furlong.launch.lock import RunLock
+from furlong.rundir import RunDir
+from tests.launch.runs import read, small_run
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    """A run directory as `furlong up` leaves it, with nothing running."""
+    made = RunDir(tmp_path / "run").create()
+    made.config.write_text(to_toml(read(small_run(tmp_path))))
+    return made
+
+
+def status(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, object]]:
+    code = main(["status", "--run-dir", str(run_dir.root), "--json"])
+    return code, orjson.loads(capsys.readouterr().out)
+
+
+def states(found: dict[str, object]) -> dict[str, str]:
+    instances = found["instances"]
+    assert isinstance(instances, list)
+    return {item["instance"]: item["state"] for item in instances}
+
+
+def test_dead_run_is_all_gone(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = status(run_dir, capsys)
+    assert code == 1 and set(states(found).values()) == {"gone"}
+
+
+def test_living_process_that_does_not_answer_is_starting(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    addresses.publish(run_dir, "router", grpc="127.0.0.1:1")
+    code, found = status(run_dir, capsys)
+    assert code == 1 and states(found)["router"] == "starting" and states(found)["trainer-0"] == "gone"
+
+
+def test_supervisor_and_its_children_are_seen(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunLock(run_dir) as lock:
+        lock.record({"trainer-0": os.getpid()})
+        _, found = status(run_dir, capsys)
+    assert found["supervised_by"] == os.getpid() and states(found)["trainer-0"] == "starting"
+    _, found = status(run_dir, capsys)
+    assert found["supervised_by"] is None
+
+
+def test_last_checkpoint_and_row_are_shown(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("rollout_000003", ".writing-rollout_000004", "rollout_000005"):
+        (run_dir.checkpoints / name).mkdir()
+        if name != "rollout_000005":  # which is not complete: no meta.json
+            (run_dir.checkpoints / name / "meta.json").write_text("{}")
+    row = {"run": "small", "axis": "rollout/step", "attempt": 1, "values": {"rollout/raw_reward": 0.5}}
+    lines = [orjson.dumps({**row, "step": step}) for step in (3, 4)]
+    run_dir.metrics_rows.write_bytes(b"\n".join([*lines, b'{"torn": ']))
+    _, found = status(run_dir, capsys)
+    assert found["last_checkpoint"] == 3 and found["last_row"] == {"step": 4, "rollout/raw_reward": 0.5}
+
+
+def test_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--run-dir", str(tmp_path)]) == 2
+    assert "config.toml" in capsys.readouterr().err
