@@ -1,0 +1,1 @@
+"""The CPU generation engine: one process that speaks SGLang's HTTP API over its own forward pass."""
