@@ -74,22 +74,32 @@ def start(
 Serve = Callable[[ServiceContext], AbstractAsyncContextManager[None]]
 
 
-def run_async(config: RunConfig, *, service: str, foreground: bool, serve: Serve) -> int:
+def run_async(
+    config: RunConfig,
+    *,
+    service: str,
+    foreground: bool,
+    serve: Serve,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> int:
     """Run an asyncio service until it is asked to stop; the exit code.
 
     serve: an async context manager that has the service SERVING when entered and drains it when left.
+    loop_factory: for example `uvloop.new_event_loop`. None: asyncio's own loop.
     """
     context = start(config, service=service, instance=service, foreground=foreground)
 
     try:
-        return int(_guarded(context, serve))
+        return int(_guarded(context, serve, loop_factory))
     finally:
         with contextlib.suppress(NotReachable, OSError):  # a stale entry does no harm: it counts only while we live
             addresses.withdraw(context.run_dir, context.instance)
         context.telemetry.close(timeout_s=5.0)
 
 
-def _guarded(context: ServiceContext, serve: Serve) -> ExitCode:
+def _guarded(
+    context: ServiceContext, serve: Serve, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None
+) -> ExitCode:
     ready = False
 
     async def until_stopped() -> None:
@@ -116,7 +126,8 @@ def _guarded(context: ServiceContext, serve: Serve) -> ExitCode:
         return context.stop.code
 
     try:
-        return asyncio.run(watched())
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(watched())
     except (ConfigError, PortTaken) as error:
         return fail(str(error), ExitCode.BAD_CONFIG)
     except NotReachable as error:

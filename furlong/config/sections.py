@@ -242,6 +242,8 @@ class RouterSection(Section):
 
     router_port: Port = 0
     """HTTP port. 0: a free one."""
+    router_grpc_port: Port = 0
+    """gRPC port. 0: a free one."""
     router_health_interval_s: Positive = 2.0
     """Seconds between health probes of a worker."""
     router_health_timeout_s: Positive = 10.0
@@ -250,12 +252,20 @@ class RouterSection(Section):
     """Failed probes in a row that take a worker out."""
     router_health_success_threshold: Count = 1
     """Good probes in a row that bring it back."""
+    router_health_busy_grace_s: Positive = 120.0
+    """Seconds without a byte from a worker that has requests until a probe it does not answer counts: busy is not dead."""
     router_connect_timeout_s: Positive = 5.0
     """Seconds that a connection to a worker may take."""
     router_first_byte_timeout_s: Positive = 900.0
     """Seconds that a worker may take until its first byte."""
     router_queue_timeout_s: Positive = 60.0
     """Seconds that a request may wait for a ready worker before it is answered 503."""
+    router_max_queued: Count = 4096
+    """Requests that may wait for a ready worker at once; one more is answered 503."""
+    router_max_workers: Count = 1024
+    """Workers that may be registered."""
+    router_allow_workers: tuple[str, ...] = ()
+    """Hosts, HOST:PORT or networks (10.0.0.0/8) that workers may have. Empty: any but link-local addresses."""
     router_addr: str = ""
     """HTTP and gRPC address of a router that runs elsewhere, `http://HOST:PORT,HOST:GRPC_PORT`. Empty: found in the run
     directory."""

@@ -1,0 +1,100 @@
+"""Connections to workers: opening them, and keeping unused ones for a short while.
+
+Knows addresses only; who gets which request is decided elsewhere. A request that may not run twice (POST) and a
+connection that the worker may be closing just now are a bad match, so a connection is kept much shorter than workers
+keep it, shorter still once a worker was seen closing one, and `upstream.NothingAccepted` proves the rest.
+"""
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import Iterable
+
+from services.router.upstream import Connection
+from services.router.urls import WorkerUrl, refused_address
+
+
+class NotOpened(Exception):
+    """No connection could be opened, so nothing was sent; the message says why."""
+
+
+class Refused(NotOpened):
+    """Nobody listens there."""
+
+
+class ConnectTimeout(NotOpened):
+    """It did not open in time."""
+
+
+async def open_connection(url: WorkerUrl, *, timeout_s: float) -> Connection:
+    """A fresh connection. Raises NotOpened."""
+    context = ssl.create_default_context() if url.scheme == "https" else None
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, connection = await loop.create_connection(Connection, url.host, url.port, ssl=context)
+    except ConnectionRefusedError as error:
+        raise Refused(f"{url} refused the connection") from error
+    except TimeoutError as error:
+        raise ConnectTimeout(f"{url} did not take the connection within {timeout_s:g} s") from error
+    except OSError as error:  # no route, no such name, TLS
+        raise NotOpened(f"{url} could not be reached: {error}") from error
+    if reason := refused_address(connection.peer_ip()):  # a name that led there
+        connection.close()
+        raise NotOpened(f"{url} could not be reached: {reason}")
+    return connection
+
+
+class Connections:
+    """The unused connections to one worker."""
+
+    def __init__(self, url: WorkerUrl, *, connect_timeout_s: float, idle_s: float) -> None:
+        self._url = url
+        self._connect_timeout_s = connect_timeout_s
+        self._idle_s = idle_s
+        self._unused: list[Connection] = []
+        self._closed = False
+
+    async def get(self, *, fresh: bool) -> tuple[Connection, bool]:
+        """A connection, and whether it was used before. Raises NotOpened."""
+        self.drop_old()
+        if not fresh and self._unused:
+            return self._unused.pop(), True
+        return await open_connection(self._url, timeout_s=self._connect_timeout_s), False
+
+    def put(self, connection: Connection) -> None:
+        """Keep a connection whose exchange is over, or close it if no other can follow."""
+        if self._closed or not connection.reusable:
+            connection.close()
+            return
+        connection.finish()
+        connection.idle_since = time.monotonic()
+        connection.on_idle_end = self._ended_unused
+        self._unused.append(connection)
+
+    def drop_old(self) -> None:
+        """Close what was unused for too long. The newest is last and is taken first, so that a burst's rest ages."""
+        limit = time.monotonic() - self._idle_s
+        keep = [c for c in self._unused if c.idle_since >= limit]
+        if len(keep) != len(self._unused):
+            self._close_all(c for c in self._unused if c.idle_since < limit)
+            self._unused = keep
+
+    def close(self) -> None:
+        """Close the unused ones, and later each that comes back."""
+        self._closed = True
+        self._close_all(self._unused)
+        self._unused = []
+
+    def _ended_unused(self, connection: Connection) -> None:
+        """The worker closed an unused connection: from now on they are kept half as long as it kept this one."""
+        with contextlib.suppress(ValueError):
+            self._unused.remove(connection)
+        self._idle_s = min(self._idle_s, (time.monotonic() - connection.idle_since) / 2)
+
+    @staticmethod
+    def _close_all(connections: Iterable[Connection]) -> None:
+        for connection in connections:
+            connection.on_idle_end = None
+            connection.close()

@@ -1,0 +1,86 @@
+"""The control surface over gRPC, furlong.v1.Router, that the rollout service calls. Converts; decides nothing."""
+
+from collections.abc import AsyncIterator
+from typing import NoReturn
+
+import grpc
+import grpc.aio
+
+from furlong.v1 import router_pb2, router_pb2_grpc
+from services.router.router import Router
+from services.router.urls import BadUrl
+from services.router.workers import TooManyWorkers, Worker
+
+NAME = "furlong.v1.Router"
+
+Context = grpc.aio.ServicerContext
+
+
+class RouterServicer(router_pb2_grpc.RouterServicer):
+    """Answers the five calls."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    async def AddWorker(self, request: router_pb2.AddWorkerRequest, context: Context) -> router_pb2.AddWorkerResponse:
+        try:
+            worker = self._router.add(request.url, admit=request.admit_without_policy_version)
+        except BadUrl as error:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except TooManyWorkers as error:
+            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        return router_pb2.AddWorkerResponse(worker=_message(worker))
+
+    async def RemoveWorker(
+        self, request: router_pb2.RemoveWorkerRequest, context: Context
+    ) -> router_pb2.RemoveWorkerResponse:
+        if not self._router.remove(request.worker):
+            await _not_found(context, request.worker)
+        return router_pb2.RemoveWorkerResponse()
+
+    async def ListWorkers(
+        self, request: router_pb2.ListWorkersRequest, context: Context
+    ) -> router_pb2.ListWorkersResponse:
+        return _list(self._router.workers.all())
+
+    async def SetWorkerState(
+        self, request: router_pb2.SetWorkerStateRequest, context: Context
+    ) -> router_pb2.SetWorkerStateResponse:
+        worker = self._router.workers.find(request.worker)
+        if worker is None:
+            await _not_found(context, request.worker)
+        version = request.policy_version if request.HasField("policy_version") else None
+        self._router.workers.set_state(worker, admit=request.admit, policy_version=version)
+        return router_pb2.SetWorkerStateResponse(worker=_message(worker))
+
+    async def WatchWorkers(
+        self, request: router_pb2.WatchWorkersRequest, context: Context
+    ) -> AsyncIterator[router_pb2.ListWorkersResponse]:
+        async for workers in self._router.workers.changes():
+            yield _list(workers)
+
+
+def _message(worker: Worker) -> router_pb2.Worker:
+    return router_pb2.Worker(
+        worker_id=worker.worker_id,
+        url=str(worker.url),
+        state=f"WORKER_STATE_{worker.state.name}",
+        policy_version=worker.policy_version,
+        num_in_flight=worker.in_flight,
+        num_requests=worker.num_requests,
+        num_failures=worker.num_failures,
+        last_error=worker.last_error,
+    )
+
+
+def _list(workers: list[Worker]) -> router_pb2.ListWorkersResponse:
+    return router_pb2.ListWorkersResponse(workers=[_message(worker) for worker in workers])
+
+
+async def _not_found(context: Context, name: str) -> NoReturn:
+    await _abort(context, grpc.StatusCode.NOT_FOUND, f"no worker has the id or address {name[:200]!r}")
+
+
+async def _abort(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:
+    await context.abort(code, message)
+    raise AssertionError("abort raises")

@@ -1,0 +1,103 @@
+"""The router process: listens on HTTP and gRPC, publishes both addresses, drains when it is asked to stop."""
+
+import asyncio
+import contextlib
+import resource
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+import structlog
+import uvloop
+
+from furlong import addresses, rpc
+from furlong.addresses import join_host_port
+from furlong.config import RunConfig
+from furlong.service import ServiceContext, run_async
+from furlong.v1 import router_pb2_grpc
+from services.router.control import control_app
+from services.router.front import Front
+from services.router.grpc_service import NAME, RouterServicer
+from services.router.router import Router
+from services.router.server import bind, serve_http
+from services.router.settings import RouterSettings
+
+log = structlog.get_logger()
+
+DRAIN_SHARE = 0.8
+"""Part of the drain budget that running requests get; the rest is for ending the process."""
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A router that answers."""
+
+    router: Router
+    http: str
+    """Base address."""
+    grpc: str
+    """HOST:PORT."""
+    tasks: tuple["asyncio.Task[None]", ...]
+    """Background tasks; none of them ends by itself."""
+
+
+def main(config: RunConfig, *, rank: int, foreground: bool) -> int:
+    """Run the router until it is asked to stop; the exit code."""
+    return run_async(config, service="router", foreground=foreground, serve=_serve, loop_factory=uvloop.new_event_loop)
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    settings: RouterSettings, *, host: str, http_port: int, grpc_port: int, drain_s: float
+) -> AsyncGenerator[Listening]:
+    """A router that answers on both surfaces while inside. Leaving it drains. Raises PortTaken."""
+    sock = bind(host, http_port)
+    router = Router(settings)
+    servicer = RouterServicer(router)
+    try:
+        grpc_server = await rpc.start_server(
+            lambda server: router_pb2_grpc.add_RouterServicer_to_server(servicer, server),
+            names=(NAME,),
+            host=host,
+            port=grpc_port,
+        )
+    except BaseException:
+        sock.close()
+        raise
+    http = f"http://{join_host_port(host, sock.getsockname()[1])}"
+    tend = asyncio.create_task(router.tend(), name="tend_connections")
+    try:
+        front = Front(router, control_app(router))
+        async with serve_http(front, sock, max_head_bytes=settings.max_head_bytes, drain_s=drain_s) as serving:
+            await grpc_server.set_serving(serving=True)
+            try:
+                yield Listening(router, http, grpc_server.address, (tend, serving))
+            finally:
+                router.stop_taking()
+                await grpc_server.drain(min(1.0, drain_s))
+    finally:
+        tend.cancel()
+        await router.close()
+
+
+@contextlib.asynccontextmanager
+async def _serve(context: ServiceContext) -> AsyncGenerator[None]:
+    _raise_file_limit()
+    config = context.config
+    async with listening(
+        RouterSettings.of(config),
+        host=config.run.host,
+        http_port=config.router.router_port,
+        grpc_port=config.router.router_grpc_port,
+        drain_s=DRAIN_SHARE * config.run.drain_budget_s,
+    ) as running:
+        for task in running.tasks:
+            context.watch(task)
+        addresses.publish(context.run_dir, context.instance, grpc=running.grpc, http=running.http)
+        log.info("router_listening", http=running.http, grpc=running.grpc)
+        yield
+
+
+def _raise_file_limit() -> None:
+    """Each request in flight takes two sockets; the usual soft limit is 1024 files."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
