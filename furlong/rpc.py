@@ -6,6 +6,7 @@ Internal calls never go through a proxy, whatever the environment says. Every ca
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +102,44 @@ async def start_server(
     await server.start()
     running = Server(server, join_host_port(host, bound), bound, servicer, tuple(names))
     await running.set_serving(serving=False)
+    return running
+
+
+@dataclass
+class SyncServer:
+    """A running gRPC server on threads, for a process that has no event loop; NOT_SERVING until `set_serving`."""
+
+    grpc: grpc.Server
+    address: str
+    """`HOST:PORT` as clients reach it."""
+    health: health.HealthServicer
+    names: Sequence[str]
+
+    def set_serving(self, *, serving: bool) -> None:
+        """Say to health checks whether the service can work."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", *self.names):
+            self.health.set(name, status)
+
+    def drain(self, budget_s: float) -> None:
+        """NOT_SERVING, no new calls, and up to budget_s seconds for the running ones."""
+        self.health.enter_graceful_shutdown()
+        self.grpc.stop(budget_s).wait(budget_s + 1.0)
+
+
+def start_sync_server(
+    register: Callable[[grpc.Server], None], *, names: Sequence[str], host: str, port: int = 0, num_threads: int = 4
+) -> SyncServer:
+    """`start_server` on threads. Raises PortTaken naming the address."""
+    server = grpc.server(ThreadPoolExecutor(num_threads, thread_name_prefix="grpc"), options=SERVER_OPTIONS)
+    register(server)
+    servicer = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    bound = bind(server, host, port)
+    server.start()
+    running = SyncServer(server, join_host_port(host, bound), servicer, tuple(names))
+    running.set_serving(serving=False)
     return running
 
 

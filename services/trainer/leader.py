@@ -1,0 +1,157 @@
+"""Rank 0 from the rendezvous to the end of the loop: serves Trainer, restores, and runs the loop over all ranks."""
+
+import contextlib
+from collections.abc import Callable, Generator, Mapping
+
+import structlog
+from torch.distributed import Store
+
+from furlong import addresses, rpc
+from furlong.addresses import join_host_port
+from furlong.config import ConfigError, RunConfig
+from furlong.config.errors import Problem
+from furlong.process import ExitCode
+from furlong.service import ServiceContext
+from furlong.v1 import trainer_pb2_grpc
+from services.trainer.attempt import read_attempt
+from services.trainer.backend import Backend
+from services.trainer.checkpoint import Checkpoint, Checkpoints, Meta, differences
+from services.trainer.fingerprint import advisory_of, fingerprint_of
+from services.trainer.fsdp_backend import FsdpBackend
+from services.trainer.loop import Loop, Parts
+from services.trainer.publisher import Publisher
+from services.trainer.ranks import STOP_KEY, Everyone, PeerWatch
+from services.trainer.rendezvous import STORE, Rendezvous, meet, open_store
+from services.trainer.row_writer import RowWriter
+from services.trainer.servicer import SERVICE, TrainerServicer
+from services.trainer.session import Session
+from services.trainer.status import Status
+from services.trainer.torch_setup import set_up_torch
+
+log = structlog.get_logger()
+
+
+def lead(context: ServiceContext, checkpoints: Checkpoints, rows: RowWriter) -> ExitCode:
+    """Rank 0's life. Raises what `main` turns into an exit code."""
+    config = context.config
+    set_up_torch(config)
+    status = Status()
+    with _serving(context, status) as server:
+        store = open_store(config, context.run_dir)
+        addresses.publish(
+            context.run_dir,
+            context.instance,
+            grpc=server.address,
+            extra={STORE: join_host_port(config.run.host, store.port)},
+        )
+        met = meet(config, context.run_dir, rank=0, own_store=store)
+        watch = PeerWatch(met.peers, context.telemetry).start()
+        backend, release = _backend(config, met)
+        newest = checkpoints.newest()
+        if newest is not None:
+            _restore(config, backend, newest)
+        loop, session = _assemble(context, met, backend, checkpoints, newest, status, rows)
+        server.set_serving(serving=True)
+        try:
+            code = loop.run()
+        finally:
+            session.close()
+        watch.stop()
+        release()
+        return code
+
+
+@contextlib.contextmanager
+def _serving(context: ServiceContext, status: Status) -> Generator[rpc.SyncServer]:
+    config = context.config
+    servicer = TrainerServicer(
+        status,
+        context.stop,
+        num_rollout=config.run.num_rollout,
+        world_size=config.trainer.trainer_num_ranks,
+    )
+    server = rpc.start_sync_server(
+        lambda server: trainer_pb2_grpc.add_TrainerServicer_to_server(servicer, server),
+        names=(SERVICE,),
+        host=config.run.host,
+    )
+    try:
+        yield server
+    finally:
+        server.drain(1.0)
+
+
+def _backend(config: RunConfig, met: Rendezvous) -> tuple[Backend, Callable[[], None]]:
+    """The backend that the loop sees, and what lets the other ranks go."""
+    own = FsdpBackend(config, met.info)
+    if met.store is None or met.info.world_size == 1:
+        return own, lambda: None
+    everyone = Everyone(own, met.store)
+    return everyone, everyone.end
+
+
+def _assemble(
+    context: ServiceContext,
+    met: Rendezvous,
+    backend: Backend,
+    checkpoints: Checkpoints,
+    newest: Checkpoint | None,
+    status: Status,
+    rows: RowWriter,
+) -> tuple[Loop, Session]:
+    """Connect to rollout, publish the first weights, and put the loop together."""
+    config = context.config
+    start = 0 if newest is None else newest.meta.rollout_id + 1
+    status.update(
+        policy_version=start,
+        train_step=backend.train_step,
+        checkpoint_rollout_id=None if newest is None else newest.meta.rollout_id,
+    )
+    publisher = Publisher(config, backend, device_type=met.info.device.type)
+    session = Session(config, context.run_dir, publisher, attempt=read_attempt(context.run_dir))
+    session.begin(None if newest is None else newest.rollout_state(), next_rollout_id=start)
+    log.info("training_begins", next_rollout_id=start, num_rollout=config.run.num_rollout)
+    parts = Parts(
+        config=config,
+        backend=backend,
+        session=session,
+        checkpoints=checkpoints,
+        telemetry=context.telemetry,
+        rows=rows,
+        status=status,
+        stop=context.stop,
+        num_devices=met.info.world_size,
+        fingerprint=fingerprint_of(config, backend.layouts()),
+        advisory=advisory_of(config),
+        poll_stop=_stop_poll(context, met.store),
+    )
+    return Loop(parts, start=start), session
+
+
+def _stop_poll(context: ServiceContext, store: Store | None) -> Callable[[], None]:
+    """Hears a stop signal that another rank got."""
+
+    def poll() -> None:
+        if store is not None and not context.stop.requested.is_set() and store.check([STOP_KEY]):
+            context.stop.request(store.get(STOP_KEY).decode())
+
+    return poll
+
+
+def _restore(config: RunConfig, backend: Backend, checkpoint: Checkpoint) -> None:
+    """Take a checkpoint over. Raises ConfigError when it is another model's."""
+    meta = checkpoint.meta
+    changed = differences(meta.fingerprint, fingerprint_of(config, backend.layouts()))
+    if changed:
+        rule = f"must be what checkpoint {checkpoint.folder.name} was made with: {'; '.join(changed)}"
+        remedy = "Use another --run-dir for another model."
+        raise ConfigError([Problem("run.run_dir", config.run.run_dir, rule, remedy)])
+    _warn_of_changes(meta, config)
+    backend.restore(str(checkpoint.folder))
+    log.info("checkpoint_restored", folder=checkpoint.folder.name, policy_version=meta.policy_version)
+
+
+def _warn_of_changes(meta: Meta, config: RunConfig) -> None:
+    now: Mapping[str, str] = advisory_of(config)
+    for change in differences(meta.advisory, now):
+        log.warning("resumed_with_another_setting", change=change)

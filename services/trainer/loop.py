@@ -1,0 +1,205 @@
+"""The training loop: take a rollout, train it, publish the weights, tell, save and evaluate when due.
+
+Sees a Backend and a Session, never a process group or a sharded tensor. A stop ends it after the iteration under way,
+with a checkpoint.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from furlong.config import RunConfig
+from furlong.process import ExitCode, StopSignal
+from furlong.telemetry import Telemetry
+from services.trainer.backend import Backend, TrainResult
+from services.trainer.batch import BatchRules, make_batch
+from services.trainer.checkpoint import Checkpoints, Meta
+from services.trainer.checkpoint_writer import checkpoint_writer
+from services.trainer.publisher import Published
+from services.trainer.report import Iteration, make_row, send_iteration, send_train_steps
+from services.trainer.rollout_client import Received, StoppedWaiting
+from services.trainer.row import format_row
+from services.trainer.row_writer import RowWriter
+from services.trainer.session import Session
+from services.trainer.status import Status
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the loop works with."""
+
+    config: RunConfig
+    backend: Backend
+    session: Session
+    checkpoints: Checkpoints
+    telemetry: Telemetry
+    rows: RowWriter
+    status: Status
+    stop: StopSignal
+    num_devices: int
+    fingerprint: Mapping[str, str]
+    advisory: Mapping[str, str]
+    poll_stop: Callable[[], None]
+    """Hears a stop that was asked of another rank."""
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """One iteration before it is told."""
+
+    received: Received
+    trained: TrainResult
+    published: Published
+
+
+class Loop:
+    """A run from one rollout id to its end."""
+
+    def __init__(self, parts: Parts, *, start: int) -> None:
+        self._parts = parts
+        self._start = start
+        self._saved: int | None = None
+
+    def run(self) -> ExitCode:
+        """Train the rollouts that are left; how it ended."""
+        parts, run = self._parts, self._parts.config.run
+        self._evaluate_if_due(self._start - 1, first=True)
+        done = self._start
+        began = time.monotonic()
+        parts.status.take_seconds()
+        for rollout_id in range(self._start, run.num_rollout):
+            if self._must_stop():
+                break
+            structlog.contextvars.bind_contextvars(rollout_id=rollout_id)
+            parts.status.update(rollout_id=rollout_id)
+            try:
+                with parts.status.stage("waiting_for_samples"):
+                    received = self._take(rollout_id)
+            except StoppedWaiting:
+                break
+            iteration = self._train_and_publish(rollout_id, received)
+            done = rollout_id + 1
+            self._save_if_due(rollout_id)
+            self._evaluate_if_due(rollout_id)
+            began = self._tell(iteration, began)
+        return self._end(done)
+
+    def _must_stop(self) -> bool:
+        self._parts.poll_stop()
+        return self._parts.stop.requested.is_set()
+
+    def _take(self, rollout_id: int) -> Received:
+        """The samples. A stop while waiting is given half the drain budget, for the iteration to be finished."""
+        run, stop = self._parts.config.run, self._parts.stop
+        give_up, over = threading.Event(), threading.Event()
+
+        def watch() -> None:
+            while not over.wait(0.05):
+                self._parts.poll_stop()
+                if stop.requested.is_set():
+                    over.wait(run.drain_budget_s / 2)
+                    give_up.set()
+                    return
+
+        watcher = threading.Thread(target=watch, name="stop-watch", daemon=True)
+        watcher.start()
+        try:
+            return self._parts.session.next_batch(rollout_id, give_up=give_up)
+        finally:
+            over.set()
+
+    def _train_and_publish(self, rollout_id: int, received: Received) -> _Trained:
+        parts = self._parts
+        first_step = parts.backend.train_step
+        with parts.status.stage("training"):
+            batch = make_batch(received.groups, rollout_id=rollout_id, policy_version=rollout_id, rules=self._rules())
+            trained = parts.backend.train(batch)
+        send_train_steps(parts.telemetry, list(trained.steps), first_step=first_step, rollout_id=rollout_id)
+        with parts.status.stage("publishing"):
+            published = parts.session.publish(rollout_id + 1)
+        parts.status.update(policy_version=rollout_id + 1, train_step=parts.backend.train_step)
+        log.info("weights_published", policy_version=rollout_id + 1, seconds=round(published.seconds, 4))
+        return _Trained(received, trained, published)
+
+    def _rules(self) -> BatchRules:
+        config = self._parts.config
+        return BatchRules(
+            num_steps=config.run.num_steps_per_rollout or 1,
+            vocabulary_size=self._parts.backend.vocabulary_size,
+            normalize_by_std=not config.trainer.disable_grpo_std_normalization,
+            require_rollout_log_probs=config.trainer.use_rollout_logprobs,
+        )
+
+    def _tell(self, done: _Trained, began: float) -> float:
+        """Send the row's numbers and show the row; when the next iteration began."""
+        parts, config = self._parts, self._parts.config
+        now = time.monotonic()
+        iteration = Iteration(
+            rollout_id=done.received.summary.rollout_id,
+            summary=done.received.summary,
+            trained=done.trained,
+            published=done.published,
+            seconds=parts.status.take_seconds(),
+            step_time_s=now - began,
+            num_devices=parts.num_devices,
+            peak_flops=parts.backend.peak_flops,
+        )
+        send_iteration(parts.telemetry, iteration)
+        row = make_row(iteration, num_rollout=config.run.num_rollout, use_kl_loss=config.trainer.use_kl_loss)
+        parts.rows.write(format_row(row))
+        return now
+
+    def _save_if_due(self, rollout_id: int) -> None:
+        run = self._parts.config.run
+        last = rollout_id + 1 == run.num_rollout
+        if last or (run.save_interval and (rollout_id + 1) % run.save_interval == 0):
+            self._save(rollout_id)
+
+    def _save(self, rollout_id: int) -> None:
+        parts = self._parts
+        with parts.status.stage("saving"):
+            state = parts.backend.state()
+            assert state is not None  # rank 0 has it
+            meta = Meta(
+                rollout_id=rollout_id,
+                policy_version=rollout_id + 1,
+                train_step=state.train_step,
+                skipped_steps=state.skipped_steps,
+                fingerprint=parts.fingerprint,
+                advisory=parts.advisory,
+            )
+            write = checkpoint_writer(state, parts.config.model)
+            parts.checkpoints.save(meta, rollout_state=parts.session.state, write=write)
+            parts.session.commit_checkpoint(rollout_id)
+        self._saved = rollout_id
+        parts.status.update(checkpoint_rollout_id=rollout_id)
+        log.info("checkpoint_saved", checkpoint_rollout_id=rollout_id)
+
+    def _evaluate_if_due(self, rollout_id: int, *, first: bool = False) -> None:
+        interval = self._parts.config.run.eval_interval
+        if not interval or (not first and (rollout_id + 1) % interval):
+            return
+        if first and self._start > 0:  # a resume: the attempt before has evaluated these weights
+            return
+        with self._parts.status.stage("evaluating"):
+            answer = self._parts.session.evaluate(max(rollout_id, 0), rollout_id + 1)
+        for result in answer.results:
+            reward = result.reward_sum / result.reward_count if result.reward_count else None
+            log.info("evaluated", set=result.name, reward=reward, num_samples=result.num_samples)
+
+    def _end(self, done: int) -> ExitCode:
+        """Save what is not saved yet; the exit code."""
+        stop, run = self._parts.stop, self._parts.config.run
+        if done > self._start and self._saved != done - 1:
+            self._save(done - 1)
+        self._parts.status.update(rollout_id=None if done == 0 else done - 1)
+        if stop.requested.is_set() and stop.code is not ExitCode.DONE:
+            if stop.code is ExitCode.DRAINED and done >= run.num_rollout:
+                return ExitCode.DONE
+            return ExitCode(stop.code)
+        return ExitCode.DONE

@@ -1,0 +1,90 @@
+"""The trainer process: what rank 0 and the other ranks do from start to end, and the exit code that tells how it ended.
+
+Heavy imports happen in the functions, after the configuration is known to be sound.
+"""
+
+import contextlib
+import traceback
+
+import grpc
+import structlog
+
+from furlong import addresses, service
+from furlong.addresses import NotReachable
+from furlong.config import ConfigError, RunConfig
+from furlong.process import ExitCode
+from furlong.rpc import PortTaken
+from furlong.service import ServiceContext, fail
+from services.trainer.attempt import next_attempt, read_attempt
+from services.trainer.checkpoint import CheckpointError, Checkpoints
+from services.trainer.row_writer import RowWriter
+
+log = structlog.get_logger()
+
+
+def main(config: RunConfig, *, rank: int, foreground: bool) -> int:
+    """Run one rank of the trainer; the exit code."""
+    instance = f"trainer-{rank}"
+    context = service.start(config, service="trainer", instance=instance, rank=rank, foreground=foreground)
+    rows = RowWriter()
+    try:
+        return int(_guarded(context, rank, rows))
+    finally:
+        rows.close(1.0)
+        with contextlib.suppress(NotReachable, OSError):  # a stale entry counts only while we live
+            addresses.withdraw(context.run_dir, instance)
+        context.telemetry.close(timeout_s=5.0)
+
+
+def _guarded(context: ServiceContext, rank: int, rows: RowWriter) -> ExitCode:
+    try:
+        code = _run(context, rank, rows)
+    except (ConfigError, PortTaken) as error:
+        return fail(str(error), ExitCode.BAD_CONFIG)
+    except (NotReachable, CheckpointError) as error:
+        lost = isinstance(error, NotReachable)
+        return fail(str(error), ExitCode.PEER_LOST if lost else ExitCode.CRASHED)
+    except Exception as error:  # the top of the process
+        return _crashed(error)
+    log.info("trainer_ended", exit_code=int(code), reason=context.stop.reason)
+    return code
+
+
+def _crashed(error: Exception) -> ExitCode:
+    """Tell a lost rank and a refused batch from a fault of our own; the exit code."""
+    from services.trainer.batch import BadBatch
+    from services.trainer.publisher import WeightSyncError
+    from services.trainer.ranks import PeerLost
+    from services.trainer.session import RolloutFailed
+
+    if isinstance(error, PeerLost):
+        return fail(str(error), ExitCode.PEER_LOST)
+    if isinstance(error, (BadBatch, WeightSyncError, RolloutFailed, grpc.RpcError)):
+        return fail(f"{type(error).__name__}: {error}", ExitCode.CRASHED)
+    log.error("service_crashed", error=repr(error), exc_info=error)
+    traceback.print_exception(error)
+    return ExitCode.CRASHED
+
+
+def _run(context: ServiceContext, rank: int, rows: RowWriter) -> ExitCode:
+    config = context.config
+    checkpoints = Checkpoints(context.run_dir.checkpoints, keep=config.run.keep_checkpoints)
+    saved = checkpoints.newest_rollout_id()
+    if saved is not None and saved + 1 >= config.run.num_rollout:
+        if rank == 0:
+            rows.write(
+                f"[trainer] already done: {config.run.name} has a checkpoint of rollout {saved}, and --num-rollout is "
+                f"{config.run.num_rollout}. Train on with a larger --num-rollout."
+            )
+            log.info("already_done", checkpoint_rollout_id=saved, num_rollout=config.run.num_rollout)
+        return ExitCode.DONE
+    if rank == 0:
+        context.telemetry.attempt = next_attempt(context.run_dir)
+        checkpoints.clear_remains()
+        from services.trainer.leader import lead
+
+        return lead(context, checkpoints, rows)
+    context.telemetry.attempt = read_attempt(context.run_dir)
+    from services.trainer.follower import run_follower
+
+    return run_follower(context, rank)

@@ -1,0 +1,123 @@
+"""What an iteration tells the world: metrics records and the row. Turns numbers into them; measures nothing itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from furlong import records
+from furlong.telemetry import Telemetry
+from furlong.v1 import rollout_pb2
+from services.trainer.backend import StepResult, TrainResult
+from services.trainer.publisher import Published
+from services.trainer.row import IterationRow
+
+log = structlog.get_logger()
+
+PART = "trainer"
+ROLLOUT_PARTS = ("rollout", "trainer")
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One finished iteration."""
+
+    rollout_id: int
+    summary: rollout_pb2.BatchSummary
+    trained: TrainResult
+    published: Published
+    seconds: Mapping[str, float]
+    """By phase; a phase that did not run is missing."""
+    step_time_s: float
+    """Wall time of the whole iteration."""
+    num_devices: int
+    peak_flops: float | None
+
+
+def send_train_steps(telemetry: Telemetry, steps: list[StepResult], *, first_step: int, rollout_id: int) -> None:
+    """One record an optimiser step on the axis train/step."""
+    for step, result in enumerate(steps, start=first_step):
+        telemetry.metrics("train/step", step, result.values, part=PART, parts=[PART], rollout_id=rollout_id)
+        if result.skipped:
+            log.warning("optimizer_step_skipped", train_step=step, reason="loss or gradient is not finite")
+        if result.num_tokens == 0:
+            log.warning("no_trained_tokens", train_step=step, num_tokens=0, consequence="the weights stay as they are")
+
+
+def send_iteration(telemetry: Telemetry, iteration: Iteration) -> None:
+    """The trainer's part of the row on the axis rollout/step."""
+    values = {**iteration.trained.rollout_values, **perf_values(iteration)}
+    rollout_id = iteration.rollout_id
+    telemetry.metrics("rollout/step", rollout_id, values, part=PART, parts=ROLLOUT_PARTS, rollout_id=rollout_id)
+
+
+def perf_values(iteration: Iteration) -> dict[str, records.Value]:
+    """The trainer's perf/ values. A value that would be a guess is left out."""
+    trained, published, seconds = iteration.trained, iteration.published, iteration.seconds
+    total, train = iteration.step_time_s, trained.train_time_s
+    wait = seconds.get("waiting_for_samples", 0.0)
+    numbers: dict[str, float | None] = {
+        "train_time": train,
+        "p2p_time": published.seconds,
+        "eval_time": seconds.get("evaluating"),
+        "save_time": seconds.get("saving"),
+        "step_time": total,
+        "other_time": max(0.0, total - sum(seconds.values())),
+        "train_wait_time": wait,
+        "wait_time_ratio": _ratio(wait, total),
+        "rollout_train_ratio": _ratio(iteration.summary.rollout_time_s, train),
+        "effective_tokens_per_gpu_per_sec": _ratio(trained.num_tokens, total * iteration.num_devices),
+        "actor_train_tok_per_s": _ratio(trained.num_model_tokens, train),
+        "log_probs_time": trained.log_probs_time_s,
+        "ref_log_probs_time": trained.ref_log_probs_time_s,
+        "update_weights_bytes": published.size_bytes,
+        "update_weights_gb_per_s": _ratio(published.size_bytes / 1e9, published.seconds),
+    }
+    flops_per_s = _ratio(trained.model_flops, train * iteration.num_devices)
+    if flops_per_s is not None:
+        numbers["actor_train_tflops"] = flops_per_s / 1e12
+        if iteration.peak_flops is not None:
+            numbers["actor_train_mfu"] = flops_per_s / iteration.peak_flops
+    return {f"perf/{name}": records.Last(value) for name, value in numbers.items() if value is not None}
+
+
+def make_row(iteration: Iteration, *, num_rollout: int, use_kl_loss: bool) -> IterationRow:
+    """The row's values: loss and kl over all optimiser steps, the largest gradient norm, the last rate; raw reward."""
+    steps, summary = iteration.trained.steps, iteration.summary
+    rate = records.reduce_value(steps[-1].values["train/lr-pg_0"])
+    return IterationRow(
+        rollout_id=iteration.rollout_id,
+        num_rollout=num_rollout,
+        loss=_over_steps(iteration.trained, "train/loss"),
+        reward=summary.reward_sum / summary.reward_count if summary.reward_count else None,
+        kl=_over_steps(iteration.trained, "train/kl_loss"),
+        show_kl=use_kl_loss,
+        rollout_s=summary.rollout_time_s,
+        train_s=iteration.trained.train_time_s,
+        p2p_s=iteration.published.seconds,
+        total_s=iteration.step_time_s,
+        grad_norm=_largest(iteration.trained, "train/grad_norm"),
+        lr=0.0 if rate is None else rate,
+    )
+
+
+def _over_steps(trained: TrainResult, name: str) -> float | None:
+    total: records.Value = records.Mean(0.0, 0)
+    for step in trained.steps:
+        if name in step.values:
+            total = records.combine(total, step.values[name])
+    return records.reduce_value(total)
+
+
+def _largest(trained: TrainResult, name: str) -> float | None:
+    total: records.Value | None = None
+    for step in trained.steps:
+        value = records.reduce_value(step.values[name])
+        if value is not None:
+            largest = records.Max(value)
+            total = largest if total is None else records.combine(total, largest)
+    return None if total is None else records.reduce_value(total)
+
+
+def _ratio(above: float, below: float) -> float | None:
+    return above / below if below > 0 else None

@@ -1,0 +1,54 @@
+"""Where the loop is, for whoever asks: written by the loop, read by the gRPC servicer on other threads."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The loop at one moment."""
+
+    rollout_id: int | None = None
+    policy_version: int = 0
+    train_step: int = 0
+    phase: str = "starting"
+    phase_since: float = 0.0
+    """On the monotonic clock."""
+    checkpoint_rollout_id: int | None = None
+
+
+class Status:
+    """The current snapshot, and how long each stage of the iteration took."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now = Snapshot(phase_since=time.monotonic())
+        self._seconds: dict[str, float] = {}
+
+    def snapshot(self) -> Snapshot:
+        with self._lock:
+            return self._now
+
+    def update(self, **changes: int | None) -> None:
+        """Set fields of the snapshot."""
+        with self._lock:
+            self._now = replace(self._now, **changes)  # type: ignore[arg-type]
+
+    @contextlib.contextmanager
+    def stage(self, phase: str) -> Generator[None]:
+        """The loop is in this phase until the block ends; its seconds add up until `take_seconds`."""
+        begun = time.monotonic()
+        with self._lock:
+            self._now = replace(self._now, phase=phase, phase_since=begun)
+        try:
+            yield
+        finally:
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.monotonic() - begun
+
+    def take_seconds(self) -> dict[str, float]:
+        """Seconds by phase since the last call. The loop's thread alone."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds
