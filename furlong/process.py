@@ -32,7 +32,7 @@ class ExitCode(enum.IntEnum):
     PEER_LOST = 5
     """A service that this one cannot work without went away."""
     KILLED = 6
-    """Stopped at once, by a second signal."""
+    """Stopped before it could finish: by a second signal, or since its drain budget was over."""
 
 
 def die_with_parent(parent_pid: int | None) -> None:

@@ -2,7 +2,8 @@
 
 config.toml        the resolved run, no secrets
 addresses.json     service instance -> grpc and http address, pid, start time
-logs/INSTANCE.jsonl
+logs/INSTANCE.jsonl, logs/INSTANCE.out: its log, and what its process wrote to stdout and stderr
+up.json            what `furlong up` started: instance -> pid
 metrics.jsonl      one line a row: run, axis, step, values
 checkpoints/       one folder a complete checkpoint
 metrics/           the metrics service's durable log
