@@ -1,7 +1,7 @@
 """Any Python object as one line of JSON, without secrets. Used for log lines and for records.
 
-`to_line` never raises, whatever it is given: what JSON cannot hold is replaced by text that says what it was. Numbers that
-are not finite become the strings "NaN", "Infinity" and "-Infinity"; huge values are clipped with a mark.
+`to_line` never raises, whatever it is given: what JSON cannot hold is replaced by text that says what it was. Numbers
+that are not finite become the strings "NaN", "Infinity" and "-Infinity"; huge values are clipped with a mark.
 """
 
 import dataclasses
@@ -25,7 +25,6 @@ REDACTED = "[redacted]"
 
 _MIN_SECRET_CHARS = 6  # a shorter value would be found in every line
 _SECRET_SUFFIXES = ("_KEY", "_TOKEN", "_SECRET", "PASSWORD")
-_NOT_SECRET = {"WANDB_API_KEY_FILE"}
 
 
 class Secrets:
@@ -139,7 +138,9 @@ def _clean(value: object, secrets: Secrets, depth: int, parents: tuple[int, ...]
     if isinstance(value, str):
         return clip(_well_formed(str(value)), secrets)
     if isinstance(value, int):
-        return int(value) if -(2**63) <= value < 2**64 else str(value) if value.bit_length() < 4096 else "[huge integer]"
+        return (
+            int(value) if -(2**63) <= value < 2**64 else str(value) if value.bit_length() < 4096 else "[huge integer]"
+        )
     if isinstance(value, float):
         return _number(float(value))
     if isinstance(value, (bytes, bytearray, memoryview)):

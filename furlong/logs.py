@@ -3,15 +3,14 @@
     log = structlog.get_logger()
     log.info("weights_loaded", version=7, seconds=1.8)
 
-Owns the set-up of structlog and of the standard library's logging (whose warnings and errors go the same way). A log call
-never raises and never waits: for a full disk, a closed or unread stderr, or an object that cannot be printed.
+Owns the set-up of structlog and of the standard library's logging (whose warnings and errors go the same way). A log
+call never raises and never waits: for a full disk, a closed or unread stderr, or an object that cannot be printed.
 """
 
 import contextlib
 import logging
 import os
 import sys
-import time
 import traceback
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import structlog
 from structlog.contextvars import get_contextvars, unbind_contextvars
 
+from furlong.clock import now_iso
 from furlong.jsonline import NO_SECRETS, Secrets, clip, to_line
 from furlong.linefile import LineFile, open_appending, standard_error
 from furlong.telemetry import Telemetry
@@ -92,7 +92,7 @@ def configure(
     identity: dict[str, object] = {"run": run, "service": service, "instance": instance}
     if rank is not None:
         identity["rank"] = rank
-    outputs = [open_appending(path)] if path is not None else []
+    outputs: list[LineFile] = [open_appending(path)] if path is not None else []
     if to_stderr:
         outputs.append(standard_error())
     previous = _pipeline.outputs
@@ -110,24 +110,6 @@ def configure(
 def secrets() -> Secrets:
     """What is redacted from this process's lines."""
     return _pipeline.secrets
-
-
-def now_iso() -> str:
-    """Now, in UTC, ISO 8601 with microseconds: `2026-11-29T17:03:41.123456Z`."""
-    return iso(time.time_ns() // 1000)
-
-
-_second = (-1, "")
-
-
-def iso(microseconds: int) -> str:
-    """Microseconds since the epoch as ISO 8601."""
-    global _second  # the text of the current second, which most calls share
-    seconds, rest = divmod(microseconds, 1_000_000)
-    cached = _second
-    if cached[0] != seconds:
-        cached = _second = (seconds, time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(seconds)))
-    return f"{cached[1]}{rest:06d}Z"
 
 
 def exception_text(exc_info: object, secrets: Secrets = NO_SECRETS) -> str:
@@ -155,7 +137,7 @@ os.register_at_fork(after_in_child=_in_forked_child)
 
 
 class BoundLogger(structlog.BoundLoggerBase):
-    """The methods of `structlog.get_logger()`. The level is looked up at each call: cached loggers follow `configure`."""
+    """What `structlog.get_logger()` gives. The level is looked up at each call: cached loggers follow `configure`."""
 
     def _log(self, level: str, event: object, args: tuple[object, ...], fields: dict[str, object]) -> None:
         if LEVELS[level] < _pipeline.level:
@@ -213,8 +195,9 @@ class _Bridge(logging.Handler):
     """Takes what the standard library's loggers say into the same lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.__dict__.setdefault("furlong_taken", self) is not self:
+        if record.__dict__.get("furlong_taken"):  # by a logger's own handler, before the root's
             return
+        record.furlong_taken = True
         try:
             message = record.getMessage()
         except Exception as error:  # arguments that do not fit the format
@@ -235,14 +218,9 @@ def _configure_standard_library() -> None:
             logger.removeHandler(old)
     root.addHandler(bridge)
     for name in _NOT_PROPAGATING:
-        logging.getLogger(name).addHandler(_once_a_record(bridge))
+        logging.getLogger(name).addHandler(bridge)
     logging.captureWarnings(True)
     logging.raiseExceptions = False
-
-
-def _once_a_record(bridge: _Bridge) -> logging.Handler:
-    """The same handler: a record that reaches it twice is taken once (see _Bridge.emit)."""
-    return bridge
 
 
 def _formatted(event: object, args: tuple[object, ...]) -> object:

@@ -13,7 +13,9 @@ service. JSON has no NaN: a number that is not finite is written as the string "
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsFloat
+
+import orjson
 
 AXES = ("train/step", "rollout/step", "eval/step")
 
@@ -80,8 +82,15 @@ def encode_values(values: Mapping[str, Value]) -> dict[str, Encoded]:
 def encode_value(value: Value) -> Encoded:
     """["mean", sum, count], or [kind, number]."""
     if isinstance(value, Mean):
-        return ["mean", encode_number(value.sum), value.count]
+        return ["mean", encode_number(value.sum), encode_number(value.count)]
+    if not isinstance(value, (Sum, Min, Max, Last)):
+        raise TypeError(f"a value must be Mean, Sum, Min, Max or Last, got {type(value).__name__}")
     return [type(value).__name__.lower(), encode_number(value.value)]
+
+
+def dump_values(encoded: object) -> bytes:
+    """Encoded values as JSON."""
+    return orjson.dumps(encoded)
 
 
 def decode_value(encoded: object) -> Value:
@@ -96,20 +105,34 @@ def decode_value(encoded: object) -> Value:
     raise ValueError(f"a value must be ['mean', sum, count] or [{'|'.join(_KINDS)}, number], got {encoded!r:.100}")
 
 
-def encode_number(number: Number) -> Number | str:
-    """The number itself, or the string that stands for a NaN or an Infinity."""
-    if math.isfinite(number):
-        return number
-    return "NaN" if math.isnan(number) else ("Infinity" if number > 0 else "-Infinity")
+def encode_number(number: SupportsFloat) -> Number | str:
+    """The number itself, or the string that stands for a NaN or an Infinity.
+
+    Scalars of numpy and torch are taken too. Raises TypeError or ValueError for what is no single number.
+    """
+    if isinstance(number, (str, bytes, bytearray)):  # float() would read them
+        raise TypeError(f"not a number: {number!r:.100}")
+    plain: Number
+    if isinstance(number, (int, float)):
+        plain = int(number) if isinstance(number, int) else float(number)
+    else:
+        plain = float(number)
+    if isinstance(plain, int):
+        return plain if -(2**63) <= plain < 2**63 else float(plain)
+    if math.isfinite(plain):
+        return plain
+    return "NaN" if math.isnan(plain) else ("Infinity" if plain > 0 else "-Infinity")
 
 
-def decode_number(number: object) -> float:
+def decode_number(number: object) -> Number:
     """The inverse of encode_number. Raises ValueError."""
     if isinstance(number, bool) or not isinstance(number, (int, float, str)):
         raise ValueError(f"not a number: {number!r:.100}")
-    if isinstance(number, str) and number not in ("NaN", "Infinity", "-Infinity"):
-        raise ValueError(f"not a number: {number!r:.100}")
-    return float(number)
+    if isinstance(number, str):
+        if number not in ("NaN", "Infinity", "-Infinity"):
+            raise ValueError(f"not a number: {number!r:.100}")
+        return float(number)
+    return number
 
 
 def combine(first: Value, second: Value) -> Value:

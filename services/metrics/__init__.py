@@ -1,1 +1,1 @@
-"""The metrics service: every record made durable, reduced to rows, handed to sinks."""
+"""The metrics service: takes in every log line and number of a run, durably, and hands rows to the sinks."""

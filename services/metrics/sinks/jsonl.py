@@ -1,0 +1,105 @@
+"""The rows as lines of a file, each exactly once, also when the service is killed between writing and remembering.
+
+The cursor names the row and the byte after it. At a start the file's tail is compared with the rows that follow: lines
+that are there already are not written again, a torn one is completed.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+from services.metrics.rows import Row, RowReader
+from services.metrics.sinks.sink import Cursor
+
+log = structlog.get_logger()
+
+
+class JsonlSink:
+    """Appends to one file; no other process may."""
+
+    name = "jsonl"
+    start_timeout_s = 60.0
+    write_timeout_s = 60.0
+    finish_timeout_s = 10.0
+
+    def __init__(self, path: Path, reader: RowReader) -> None:
+        self._path, self._reader = path, reader
+        self._handle: int | None = None
+        self._position = 0
+
+    async def start(self, durable: Cursor) -> Cursor:
+        """Open the file and find out what is in it."""
+        return await asyncio.to_thread(self._open, durable)
+
+    async def write(self, rows: Sequence[Row]) -> Cursor:
+        """Append the rows and have the disk take them."""
+        return await asyncio.to_thread(self._append, rows)
+
+    async def finish(self) -> None:
+        """Every row is on the disk already."""
+        await self.abort()
+
+    async def abort(self) -> None:
+        """Close the file."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            os.close(handle)
+
+    def _open(self, durable: Cursor) -> Cursor:
+        handle = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = os.fstat(handle).st_size
+        if size < durable.position:
+            os.close(handle)
+            self._set_aside(size, durable)
+            return self._open(Cursor(0, 0))
+        self._handle = handle
+        row_id = self._reconcile(handle, durable, size)
+        self._position = os.fstat(handle).st_size
+        return Cursor(row_id, self._position)
+
+    def _set_aside(self, size: int, durable: Cursor) -> None:
+        """Somebody cut or removed the file: write it anew from the durable log, which has every row."""
+        log.warning("metrics_file_rewritten", found_bytes=size, expected_bytes=durable.position)
+        if size:
+            stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+            self._path.rename(self._path.with_name(f"{self._path.name}.cut-{stamp}-{time.time_ns() % 1000}"))
+
+    def _reconcile(self, handle: int, durable: Cursor, size: int) -> int:
+        """Compare what stands beyond the cursor with the rows that follow it; the last row that is in the file."""
+        tail = os.pread(handle, size - durable.position, durable.position)
+        row_id = durable.row_id
+        while tail:
+            rows = self._reader.after(row_id, 1)
+            line = rows[0].body + b"\n" if rows else b""
+            if line and tail.startswith(line):
+                tail = tail[len(line) :]
+            elif line and line.startswith(tail):
+                _write_all(handle, line[len(tail) :])
+                tail = b""
+            else:  # not ours: leave it, on lines of its own
+                log.warning("metrics_file_has_foreign_lines", size_bytes=len(tail))
+                if not tail.endswith(b"\n"):
+                    _write_all(handle, b"\n")
+                break
+            row_id = rows[0].row_id
+        return row_id
+
+    def _append(self, rows: Sequence[Row]) -> Cursor:
+        if self._handle is None:
+            raise OSError("the file is closed")
+        content = b"".join(row.body + b"\n" for row in rows)
+        _write_all(self._handle, content)
+        os.fdatasync(self._handle)
+        self._position += len(content)
+        return Cursor(rows[-1].row_id, self._position)
+
+
+def _write_all(handle: int, content: bytes) -> None:
+    """Raises OSError when the disk takes only a part; `start` then completes the line."""
+    written = os.write(handle, content)
+    while written < len(content):
+        written += os.write(handle, content[written:])
