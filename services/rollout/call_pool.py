@@ -1,0 +1,130 @@
+"""Runs users' functions, sync or async, on threads of their own with a time limit.
+
+A call that outlives its limit is abandoned and its thread replaced, so that it delays no other call; too many
+abandoned threads are an error. Never runs a user's function on the event loop.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+MAX_ABANDONED = 256
+"""Threads that may hang in users' functions before further calls are refused."""
+
+
+class CallTimeout(Exception):
+    """A user's function took longer than its limit."""
+
+
+@dataclass
+class _Call:
+    function: Callable[[], Any]  # Any: what a user's function gives
+    timeout_s: float
+    loop: asyncio.AbstractEventLoop
+    started: asyncio.Event
+    done: "asyncio.Future[Any]"
+    worker: "threading.Thread | None" = None
+    abandoned: bool = False
+
+    def tell(self, what: Callable[..., object], *values: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile: nobody waits any more
+            self.loop.call_soon_threadsafe(what, *values)
+
+    def finish(self, result: Any, error: BaseException | None) -> None:
+        if self.done.done():
+            return
+        if error is not None:
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(result)
+
+
+class CallPool:
+    """A few daemon threads for users' functions."""
+
+    def __init__(self, num_workers: int, *, name: str) -> None:
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._num_workers = num_workers
+        self._name = name
+        self._num_started = 0
+        self._abandoned: list[threading.Thread] = []
+
+    async def call(self, function: Callable[[], Any], *, timeout_s: float) -> Any:
+        """The function's result, awaited if it is awaitable. The limit counts from when the function starts.
+
+        Raises CallTimeout, or what the function raised.
+        """
+        self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
+        if len(self._abandoned) >= MAX_ABANDONED:
+            raise CallTimeout(f"{len(self._abandoned)} earlier calls of {self._name} never returned")
+        if self._num_started < self._num_workers:
+            self._start_worker()
+        loop = asyncio.get_running_loop()
+        call = _Call(function, timeout_s, loop, asyncio.Event(), loop.create_future())
+        self._calls.put(call)
+        try:
+            await call.started.wait()
+            return await asyncio.wait_for(asyncio.shield(call.done), timeout_s)
+        except TimeoutError:
+            if call.done.done() and not call.done.cancelled() and call.done.exception() is not None:
+                raise  # the function itself raised TimeoutError
+            raise CallTimeout(f"took longer than {timeout_s:g} s") from None
+        finally:
+            self._abandon(call)
+
+    def close(self) -> None:
+        """Let idle threads end. Threads that hang are daemons: they end with the process."""
+        for _ in range(self._num_started):
+            self._calls.put(None)
+
+    def _abandon(self, call: _Call) -> None:
+        if call.done.done():
+            return
+        call.abandoned = True
+        call.done.cancel()
+        if call.worker is not None:  # it hangs in the function: another takes its place
+            self._abandoned.append(call.worker)
+            self._num_started -= 1
+            self._start_worker()
+
+    def _start_worker(self) -> None:
+        self._num_started += 1
+        threading.Thread(target=self._work, name=f"{self._name}-{self._num_started}", daemon=True).start()
+
+    def _work(self) -> None:
+        with asyncio.Runner() as runner:
+            while (call := self._calls.get()) is not None:
+                if call.abandoned:
+                    continue
+                call.worker = threading.current_thread()
+                call.tell(call.started.set)
+                result, error = _run(call, runner)
+                call.tell(call.finish, result, error)
+                if call.abandoned:
+                    return
+
+
+def _run(call: _Call, runner: asyncio.Runner) -> tuple[Any, BaseException | None]:
+    try:
+        result = call.function()
+        if inspect.isawaitable(result):
+            result = runner.run(_await(result, call.timeout_s))
+    except BaseException as error:  # a user's function may raise anything, SystemExit too; who called it is told
+        plain = isinstance(error, Exception) and not isinstance(error, StopIteration)  # a future takes no StopIteration
+        return None, error if plain else RuntimeError(f"raised {error!r}")
+    return result, None
+
+
+async def _await(awaitable: Any, timeout_s: float) -> Any:
+    task = asyncio.ensure_future(awaitable)
+    finished, _ = await asyncio.wait({task}, timeout=timeout_s)
+    if finished:
+        return task.result()
+    task.cancel()
+    await asyncio.wait({task}, timeout=1.0)
+    raise CallTimeout(f"took longer than {timeout_s:g} s")

@@ -1,0 +1,142 @@
+"""Makes the rollout that is trained on: groups, summary, values; or says clearly why there is none."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import grpc
+import structlog
+
+from furlong.config import RunConfig
+from furlong.records import encode_values
+from furlong.v1 import rollout_pb2, sample_pb2
+from services.rollout.batches import NewBatch
+from services.rollout.feed import Draw
+from services.rollout.fleet import Fleet
+from services.rollout.generation import sampling_params
+from services.rollout.group_maker import GroupMaker, Made, MakePlan, failure_counts, is_lost
+from services.rollout.metrics import RolloutTimes, rollout_values
+from services.rollout.refusal import Refused
+from services.rollout.reporting import Reporter
+from services.rollout.rewards import RewardMisconfigured
+from services.rollout.seeds import SeedScope
+from services.rollout.weight_update import WeightUpdates
+
+log = structlog.get_logger()
+
+
+@dataclass
+class IdleClock:
+    """Seconds since the engines last had something to do."""
+
+    since: float = field(default_factory=time.monotonic)
+
+    def stop(self) -> float:
+        """How long it was idle; work begins."""
+        return time.monotonic() - self.since
+
+    def start(self) -> None:
+        """Work has ended."""
+        self.since = time.monotonic()
+
+
+async def make_with_engines(
+    maker: GroupMaker, draws: list[Draw], plan: MakePlan, *, fleet: Fleet, clock: IdleClock
+) -> Made:
+    """Make groups as long as an engine serves the version. Raises Refused when none does (any more)."""
+    if not fleet.ready(plan.policy_version):
+        raise Refused(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"no engine holds policy version {plan.policy_version}: {fleet.describe_losses() or 'they hold another'}. "
+            "Publish it first.",
+        )
+    making = asyncio.ensure_future(maker.make(draws, plan))
+    lost = asyncio.ensure_future(fleet.wait_until(lambda: not fleet.ready(plan.policy_version)))
+    try:
+        await asyncio.wait({making, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if making.done():
+            return making.result()
+        why = f"every engine of policy version {plan.policy_version} was lost meanwhile: {fleet.describe_losses()}"
+        raise Refused(grpc.StatusCode.UNAVAILABLE, f"{why}. Publish the weights again, then ask again.")
+    except RewardMisconfigured as error:
+        raise Refused(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+    finally:
+        making.cancel()
+        lost.cancel()
+        await asyncio.wait({making, lost}, timeout=5.0)
+        clock.start()
+
+
+@dataclass
+class TrainingRollouts:
+    """Makes rollouts by the run's settings."""
+
+    config: RunConfig
+    maker: GroupMaker
+    fleet: Fleet
+    weights: WeightUpdates
+    reporter: Reporter
+    clock: IdleClock
+
+    async def make(self, rollout_id: int, policy_version: int, draws: list[Draw]) -> NewBatch:
+        """One rollout. Raises Refused: no engine (any more), or all samples failed."""
+        rollout, run = self.config.rollout, self.config.run
+        assert run.n_samples_per_prompt is not None
+        plan = MakePlan(
+            rollout_id=rollout_id,
+            policy_version=policy_version,
+            group_size=run.n_samples_per_prompt,
+            sampling_params=sampling_params(
+                temperature=rollout.rollout_temperature,
+                top_p=rollout.rollout_top_p,
+                top_k=rollout.rollout_top_k,
+                max_new_tokens=rollout.rollout_max_response_len,
+                stop=rollout.rollout_stop,
+                stop_token_ids=rollout.rollout_stop_token_ids,
+            ),
+            scope=SeedScope(run.seed),
+        )
+        wait_s = self.clock.stop()
+        weights_digest = self.weights.weights_digest
+        made = await make_with_engines(self.maker, draws, plan, fleet=self.fleet, clock=self.clock)
+        _refuse_if_all_failed(made, rollout_id)
+        values = rollout_values(
+            made.protos,
+            incidents=made.incidents,
+            times=RolloutTimes(made.seconds, made.reward_s, wait_s, self.fleet.num_devices),
+            group_size=plan.group_size,
+            std_normalization=not self.config.trainer.disable_grpo_std_normalization,
+            passrate=rollout.log_passrate,
+        )
+        await self.reporter.report_rollout(
+            rollout_id,
+            values,
+            samples=lambda: [view for group in made.groups for view in group.views()],
+            rollout_time_s=made.seconds,
+        )
+        return NewBatch(made.protos, summarize(made, rollout_id), weights_digest, encode_values(values))
+
+
+def summarize(made: Made, rollout_id: int) -> rollout_pb2.BatchSummary:
+    """What the trainer needs of a rollout besides its samples."""
+    samples = [sample for group in made.protos for sample in group.samples]
+    rewards = [sample.reward for sample in samples if sample.HasField("reward")]
+    return rollout_pb2.BatchSummary(
+        rollout_id=rollout_id,
+        num_groups=len(made.groups),
+        num_samples=len(samples),
+        reward_sum=sum(rewards),
+        reward_count=len(rewards),
+        rollout_time_s=made.seconds,
+        num_response_tokens=sum(len(sample.response_token_ids) for sample in samples),
+    )
+
+
+def _refuse_if_all_failed(made: Made, rollout_id: int) -> None:
+    samples: list[sample_pb2.Sample] = [sample for group in made.protos for sample in group.samples]
+    if not all(is_lost(sample) for sample in samples):
+        return
+    reasons = "; ".join(f"{count} x {reason}" for reason, count in failure_counts(made.protos).most_common(5))
+    raise Refused(
+        grpc.StatusCode.INTERNAL, f"rollout {rollout_id}: all {len(samples)} samples came to nothing: {reasons}"
+    )
