@@ -22,6 +22,8 @@ from furlong.rundir import RunDir
 POLL_S = 0.05
 SETTLE_S = 0.6
 """When one process ended, how long others may take to show that they are the cause."""
+STARTING_GRACE_S = 2.0
+"""How long trainers that have not begun may take to stop."""
 CRASH_GRACE_S = 5.0
 """How long the rest may take to stop after a crash."""
 SERVICE_GRACE_S = 15.0
@@ -150,10 +152,10 @@ class Supervisor:
         if self._stopping:
             self._say("already stopping; once more ends everything at once")
             return
-        self._say(
-            f"{number.name}: finishing this iteration and saving, at most {self._limits.drain_budget_s:g} s. "
-            "Once more (Ctrl-C) ends everything at once."
-        )
+        what = f"finishing this iteration and saving, at most {self._limits.drain_budget_s:g} s"
+        if any(child.plan.instance in self._waiting_for for child in self._of("trainer")):
+            what = "stopping; nothing was begun that must be saved"
+        self._say(f"{number.name}: {what}. Once more (Ctrl-C) ends everything at once.")
         raise _StopRequested
 
     def _watch(self) -> Ending:
@@ -204,7 +206,8 @@ class Supervisor:
         lines = child.last_lines(LAST_LINES)
         shown = "".join(f"\n    {line}" for line in lines) or " nothing"
         head = f"{child.plan.instance} {child.describe_end()}{while_what}."
-        return f"{head} Its last output ({child.output_path}):{shown}"
+        log_path = self._run_dir.log(child.plan.instance)
+        return f"{head} Its log: {log_path}. Its last output ({child.output_path}):{shown}"
 
     def _straggling(self, trainers: Sequence[Child]) -> Ending:
         names = ", ".join(child.plan.instance for child in trainers if child.exit_code() is None)
@@ -225,14 +228,17 @@ class Supervisor:
         """After the first signal: the trainers finish their iteration and save; how that went."""
         self._stopping = True
         trainers = self._of("trainer")
+        starting = any(child.plan.instance in self._waiting_for for child in trainers)
         self._terminate(trainers)
+        if starting:  # there is nothing to save yet
+            if not self._ended_within(trainers, STARTING_GRACE_S):
+                self._kill(trainers)
+            return Ending(ExitCode.DRAINED, "stopped while starting; nothing was trained since the last checkpoint")
         if not self._ended_within(trainers, self._limits.drain_budget_s):
             names = ", ".join(child.plan.instance for child in trainers if child.exit_code() is None)
             reason = f"{names} did not stop within {self._limits.drain_budget_s:g} s (--drain-budget-s) and was ended"
             self._kill(trainers)
             return Ending(ExitCode.KILLED, f"{reason}; what was done since the last checkpoint is lost")
-        if any(child.plan.instance in self._waiting_for for child in trainers):
-            return Ending(ExitCode.DRAINED, "stopped while starting; nothing was trained since the last checkpoint")
         bad = [child for child in trainers if child.exit_code() not in (ExitCode.DONE, ExitCode.DRAINED)]
         if bad:
             return Ending(self._truthful_code(bad[0]), self._last_words(bad[0]))

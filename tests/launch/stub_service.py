@@ -31,6 +31,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--before-serving", action="store_true", help="... or before it serves")
     parser.add_argument("--drains-with", type=int, default=3, help="exit code after SIGTERM")
     parser.add_argument("--drain-s", type=float, default=0.0)
+    parser.add_argument("--slow-start", action="store_true", help="never say SERVING")
     parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
     parser.add_argument("--engine", choices=["leashed", "loose"], help="start a process of its own")
     return parser.parse_args()
@@ -50,7 +51,7 @@ async def serve(given: argparse.Namespace, stop: threading.Event) -> int:
     addresses.publish(run_dir, given.instance, grpc=server.address)
     if given.engine:
         start_engine(given.engine, run_dir.root / f"{given.instance}.engine")
-    await server.set_serving(serving=True)
+    await server.set_serving(serving=not given.slow_start)
     limit = time.monotonic() + given.after_s
     while not stop.is_set():
         if given.ends_with is not None and time.monotonic() >= limit:

@@ -53,6 +53,14 @@ def test_first_signal_drains_trainers_first_and_the_run_is_drained(start: Start)
     assert "Once more" in run.output and all_gone(run.pids())
 
 
+def test_signal_while_starting_does_not_wait_for_a_trainer_that_has_not_begun(start: Start) -> None:
+    run = start(trainers=["--slow-start --deaf"], drain_s=60)
+    run.wait_for(" ready at ", count=3)
+    run.send(signal.SIGINT)
+    assert run.end() == ExitCode.DRAINED, run.output
+    assert "stopped while starting" in run.output and all_gone(run.pids())
+
+
 def test_hangup_drains_too(start: Start) -> None:
     run = start().wait_ready()
     run.send(signal.SIGHUP)
