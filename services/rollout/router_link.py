@@ -183,7 +183,7 @@ class RouterLink:
             raise NotReachable(f"no live router in {self._run_dir.addresses}")
         return RouterPlace(entry.grpc, entry.http.rstrip("/"))
 
-    def _stub(self) -> router_pb2_grpc.RouterAsyncStub:
+    def _stub(self) -> "router_pb2_grpc.RouterAsyncStub":
         assert self._channel is not None
         return router_pb2_grpc.RouterStub(self._channel)  # pyrefly: ignore
 
