@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.real_runs import ROOT, Up
+from tests.system.real_runs import Up
 
 SECRET = "SECRET123"
 HOSTILE = {
@@ -20,12 +20,6 @@ HOSTILE = {
 }
 """A key that must show nowhere, and proxies at a dead port that no internal call may take."""
 Start = Callable[..., Up]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _example_is_there() -> None:
-    if not list((ROOT / "examples/arithmetic/base").glob("*.safetensors")):
-        pytest.skip("examples/arithmetic/base has no weights")
 
 
 @pytest.fixture(scope="session")
