@@ -28,4 +28,4 @@ def tensor_checksum(tensor: Tensor) -> str:
         return bytes_checksum(b"")
     import torch
 
-    return bytes_checksum(memoryview(flat.view(torch.uint8).numpy()))
+    return bytes_checksum(flat.view(torch.uint8).numpy().data)

@@ -68,7 +68,7 @@ def choose_row_tile(shapes: Iterable[tuple[int, int]], dtype: torch.dtype) -> in
         rows = torch.randn(MAX_TILE, depth, generator=generator).to(dtype)
         base = torch.randn(MAX_TILE, width, generator=generator).to(dtype)
         for product in (_plain(weight), _added(weight, base)):
-            tile = min(tile, _safe_tile(product, rows, generator))
+            tile = min(tile, safe_tile(product, rows, generator))
         if tile == 1:
             break
     return tile
@@ -85,7 +85,8 @@ def _added(weight: Tensor, base: Tensor) -> Product:
     return lambda rows, index: torch.addmm(base[index], rows, weight)
 
 
-def _safe_tile(product: Product, rows: Tensor, generator: torch.Generator) -> int:
+def safe_tile(product: Product, rows: Tensor, generator: torch.Generator) -> int:
+    """Return the largest tile in which this product of `rows` [MAX_TILE, K] gives each row the same bits."""
     index = torch.arange(MAX_TILE)
     tiles = index.split(ROW_STEP)
     reference = torch.cat([product(rows[part], part) for part in tiles])

@@ -127,7 +127,7 @@ class OpenAIEndpoints:
             {
                 **self._head(call, "chat.completion" if chat else "text_completion"),
                 "choices": choices,
-                "usage": _usage(parsed.samples, chat=chat),
+                "usage": _usage(parsed.samples),
                 "metadata": {
                     "weight_version": parsed.samples[0].spans[-1][0],
                     "weight_versions": _spans(parsed.samples[0]),
@@ -165,16 +165,16 @@ class OpenAIEndpoints:
         rows = range(start, stop)
         if call.chat:
             return {"content": [self._chat_entry(sample, row) for row in rows]}
-        text = self.engine.tokenizer.token_text
+        name = self.engine.tokenizer.token_name
         ids, values = sample.output_ids, sample.output_logprobs
         tops = [
-            {text(token): value for value, token in sample.output_top[row]} if sample.output_top else None
+            {name(token): value for value, token in sample.output_top[row]} if sample.output_top else None
             for row in rows
         ]
         return {
             "text_offset": [-1] * len(rows),
             "token_logprobs": [values[row] for row in rows],
-            "tokens": [text(ids[row]) for row in rows],
+            "tokens": [name(ids[row]) for row in rows],
             "top_logprobs": tops,
         }
 
@@ -184,8 +184,8 @@ class OpenAIEndpoints:
         return {**entry, "top_logprobs": [self._token_entry(token, value) for value, token in top]}
 
     def _token_entry(self, token: int, value: float) -> Json:
-        text = self.engine.tokenizer.token_text(token)
-        return {"token": text, "bytes": list(text.encode()), "logprob": value}
+        tokenizer = self.engine.tokenizer
+        return {"token": tokenizer.token_text(token), "bytes": list(tokenizer.token_bytes(token)), "logprob": value}
 
     async def _events(self, call: Call) -> AsyncIterator[bytes]:
         engine, samples = self.engine, call.request.samples
@@ -242,16 +242,16 @@ def _counts(samples: Sequence[Sample]) -> tuple[int, int]:
     return sum(prompts.values()), sum(len(sample.output_ids) for sample in samples)
 
 
-def _usage(samples: Sequence[Sample], *, chat: bool) -> Json:
+def _usage(samples: Sequence[Sample]) -> Json:
     prompt, completion = _counts(samples)
-    usage: Json = {
+    return {
         "prompt_tokens": prompt,
         "total_tokens": prompt + completion,
         "completion_tokens": completion,
         "prompt_tokens_details": None,
+        "reasoning_tokens": 0,
         "completion_tokens_details": None,
     }
-    return usage if chat else {**usage, "reasoning_tokens": 0}
 
 
 def _stream_usage(samples: Sequence[Sample]) -> Json:

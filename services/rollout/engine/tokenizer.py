@@ -14,6 +14,17 @@ REPLACEMENT = "\ufffd"
 LONGEST_WAIT = 32  # tokens; a character that is not complete by then is broken for good
 
 
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE's spelling of bytes: printable Latin-1 as itself, the rest from code point 256 on, in order."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    shifted = {chr(256 + at): byte for at, byte in enumerate(rest)}
+    return {chr(byte): byte for byte in printable} | shifted
+
+
+BYTE_OF = _byte_alphabet()
+
+
 class Tokenizer:
     """A checkpoint's tokenizer."""
 
@@ -38,9 +49,18 @@ class Tokenizer:
         """Return the text of one id, as log-prob entries show it."""
         return self._fast.decode([token], skip_special_tokens=False)
 
-    def token_piece(self, token: int) -> str:
-        """Return the vocabulary's own spelling of an id."""
-        return self._fast.id_to_token(token) or ""
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of one id, also where they are no whole character."""
+        text = self.token_text(token)
+        piece = self._fast.id_to_token(token) or ""
+        if REPLACEMENT not in text or any(character not in BYTE_OF for character in piece):
+            return text.encode()
+        return bytes(BYTE_OF[character] for character in piece)
+
+    def token_name(self, token: int) -> str:
+        """Return a text of one id that tells it from others: its text, or its spelling if it is a part of one."""
+        text = self.token_text(token)
+        return text if REPLACEMENT not in text else self._fast.id_to_token(token) or text
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
         """Return the prompt of a conversation by the checkpoint's chat template; ValueError if it has none."""
