@@ -87,7 +87,7 @@ class Leash:
     watch: returns when the client left.
     """
 
-    def __init__(self, watch: Coroutine[Any, Any, None]) -> None:
+    def __init__(self, watch: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.client_left = False
         self._owner = asyncio.current_task()
         self._task = asyncio.create_task(self._run(watch))
@@ -98,8 +98,8 @@ class Leash:
         self._off = True
         self._task.cancel()
 
-    async def _run(self, watch: Coroutine[Any, Any, None]) -> None:
-        await watch
+    async def _run(self, watch: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await watch()
         if not self._off and self._owner is not None:
             self.client_left = True
             self._owner.cancel()

@@ -52,7 +52,7 @@ class Connections:
     def __init__(self, url: WorkerUrl, *, connect_timeout_s: float, idle_s: float) -> None:
         self._url = url
         self._connect_timeout_s = connect_timeout_s
-        self._idle_s = idle_s
+        self.idle_s = idle_s
         self._unused: list[Connection] = []
         self._closed = False
 
@@ -60,7 +60,9 @@ class Connections:
         """A connection, and whether it was used before. Raises NotOpened."""
         self.drop_old()
         if not fresh and self._unused:
-            return self._unused.pop(), True
+            connection = self._unused.pop()
+            connection.idle_s = time.monotonic() - connection.idle_since
+            return connection, True
         return await open_connection(self._url, timeout_s=self._connect_timeout_s), False
 
     def put(self, connection: Connection) -> None:
@@ -75,7 +77,7 @@ class Connections:
 
     def drop_old(self) -> None:
         """Close what was unused for too long. The newest is last and is taken first, so that a burst's rest ages."""
-        limit = time.monotonic() - self._idle_s
+        limit = time.monotonic() - self.idle_s
         keep = [c for c in self._unused if c.idle_since >= limit]
         if len(keep) != len(self._unused):
             self._close_all(c for c in self._unused if c.idle_since < limit)
@@ -88,10 +90,17 @@ class Connections:
         self._unused = []
 
     def _ended_unused(self, connection: Connection) -> None:
-        """The worker closed an unused connection: from now on they are kept half as long as it kept this one."""
+        """The worker closed an unused connection: from now on they are kept half as long as that one lasted."""
         with contextlib.suppress(ValueError):
             self._unused.remove(connection)
-        self._idle_s = min(self._idle_s, (time.monotonic() - connection.idle_since) / 2)
+        self._keep_shorter(time.monotonic() - connection.idle_since)
+
+    def distrust(self, connection: Connection) -> None:
+        """A connection that had been unused ended as it was used again: the worker may have been closing it."""
+        self._keep_shorter(connection.idle_s)
+
+    def _keep_shorter(self, seen_s: float) -> None:
+        self.idle_s = min(self.idle_s, seen_s / 2)
 
     @staticmethod
     def _close_all(connections: Iterable[Connection]) -> None:

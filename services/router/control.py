@@ -24,6 +24,9 @@ from services.router.router import Router
 from services.router.urls import BadUrl
 from services.router.workers import TooManyWorkers, Worker
 
+MAX_DISCARDED_BYTES = 4 * 1024 * 1024
+"""How much of too large a body is read to its end: a client that is cut off while it sends may never see the answer."""
+
 
 class WorkerView(BaseModel):
     """A worker as clients see it."""
@@ -196,11 +199,14 @@ async def _url_in_query_or_body(request: Request, router: Router) -> object:
 async def _url_in_body(request: Request, router: Router) -> object:
     """The url in a JSON body, whatever it is. Raises Refusal."""
     limit = router.settings.max_control_body_bytes
-    body = b""
+    body, size_bytes = b"", 0
     async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise Refusal(400, "bad_request", f"the body must have at most {limit} bytes")
+        size_bytes += len(piece)
+        body = body + piece if size_bytes <= limit else b""
+        if size_bytes > MAX_DISCARDED_BYTES:
+            break
+    if size_bytes > limit:
+        raise Refusal(400, "bad_request", f"the body must have at most {limit} bytes")
     try:
         asked = json.loads(body)
     except ValueError as error:

@@ -22,6 +22,10 @@ class Front:
         self._control = control
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["extensions"]["furlong.head_too_large"]:
+            message = f"request line and headers must have at most {self._router.settings.max_head_bytes} bytes"
+            await answer_error(send, 431, "head_too_large", message, headers=[(b"connection", b"close")])
+            return
         kind = kind_of(scope["path"])
         if kind is PathKind.PASS:
             await self._router.proxy(scope, receive, send)
@@ -55,9 +59,9 @@ class Front:
             return
         if request.method != "POST":
             await answer_error(send, 405, "bad_request", "use POST", headers=[(b"allow", b"POST")])
-        elif not isinstance(asked, dict) or asked.get("abort_all"):
+        elif isinstance(asked, dict) and asked.get("abort_all"):
             await answer_error(send, 403, "admin_path_refused", f"abort_all is refused: {ADMIN_REMEDY}; abort by rid")
-        elif not isinstance(asked.get("rid"), str) or not asked["rid"]:
+        elif not isinstance(asked, dict) or not isinstance(asked.get("rid"), str) or not asked["rid"]:
             await answer_error(send, 400, "bad_request", "rid must name the request to abort")
         else:
             answers = await self._router.abort(orjson.dumps({"rid": asked["rid"]}))

@@ -5,6 +5,7 @@ GET or HEAD that nothing was answered to. Keeps of each direction no more than a
 """
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ class Passage:
         """Carry the request to its end, whatever that is. Cancelled when the client leaves."""
         if self._request.whole:
             self._uploaded = True
-            self._leash = Leash(self._request.until_left())
+            self._leash = Leash(self._request.until_left)
         try:
             await self._find_answer()
         finally:
@@ -131,7 +132,10 @@ class Passage:
                 if not used:
                     return self._failed(worker, connection, error)
                 fresh = True  # the connection was closed meanwhile; the worker never saw the request
+                connections.distrust(connection)
             except UpstreamError as error:
+                if used and not connection.begun:
+                    connections.distrust(connection)
                 failure = self._failed(worker, connection, error)
                 if not self._started:
                     return failure
@@ -149,7 +153,7 @@ class Passage:
         connection.write(self._head(worker) + (self._request.first if self._request.whole else b""))
         self._progress = self._loop.time()
         if not self._request.whole:
-            self._leash = Leash(self._upload(connection))
+            self._leash = Leash(functools.partial(self._upload, connection))
         self._timer = self._loop.call_later(self._settings.first_byte_timeout_s, self._late, connection)
         try:
             await connection.head()

@@ -29,10 +29,12 @@ class ClientConnection(HttpToolsProtocol):
     furlong.upgrade: whether the client wants another protocol.
     furlong.break_off: a function that ends the connection in the midst of an answer, so that the client cannot take
     what it got for the whole.
+    furlong.head_too_large: whether request line and headers are larger than allowed. One that has not ended by then is
+    refused right here.
     """
 
     max_head_bytes = 64 * 1024
-    _head_bytes = 0
+    _head_bytes = 0  # since the read after the one that the head began in
     _in_head = True
 
     def on_message_begin(self) -> None:
@@ -42,10 +44,12 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        size_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         cast(dict[str, Any], self.scope)["extensions"] = {  # Any: ASGI's open table
             "furlong.target": self.url,
             "furlong.upgrade": self.parser.should_upgrade(),
             "furlong.break_off": self._break_off,
+            "furlong.head_too_large": size_bytes > self.max_head_bytes,
         }
         super().on_headers_complete()
 
@@ -67,7 +71,19 @@ class ClientConnection(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without signal handlers: the process has its own."""
+    """uvicorn without signal handlers, which the process has itself, and without a tick."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._exit = asyncio.Event()
+
+    def stop(self) -> None:
+        """Stop accepting and drain."""
+        self.should_exit = True
+        self._exit.set()
+
+    async def main_loop(self) -> None:
+        await self._exit.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -131,5 +147,5 @@ async def serve_http(
             task.result()
         yield task
     finally:
-        server.should_exit = True
+        server.stop()
         await task

@@ -44,6 +44,9 @@ class Connection(asyncio.Protocol):
         self._busy = False
         self._written_bytes = 0
         self.idle_since = 0.0
+        """Monotonic time since which it is unused."""
+        self.idle_s = 0.0
+        """How long it had been unused when it was taken again."""
         self.on_idle_end: Callable[[Connection], None] | None = None
         """Called when the worker closes the connection while it is unused."""
         self._clear()

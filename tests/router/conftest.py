@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import aiohttp
 import pytest
+import uvloop
 
 from furlong.config import RunConfig
 from services.router.main import Listening, listening
@@ -62,6 +63,11 @@ class Running:
     async def views(self) -> list[dict[str, object]]:
         async with self.http.get(f"{self.url}/workers") as answer:
             return (await answer.json())["workers"]
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], object]]:
+    """The loop that the service runs on."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 StartRouter = Callable[..., Awaitable[Running]]

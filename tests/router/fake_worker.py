@@ -1,5 +1,7 @@
-"""A worker for tests: a raw HTTP server whose behaviour a test writes as a function. No HTTP library, so that it can break
-every rule: die, hang, drip, cut, close at any byte."""
+"""A worker for tests: a raw HTTP server whose behaviour a test writes as a function.
+
+No HTTP library, so that it can break every rule: die, hang, drip, cut, close at any byte.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -76,9 +78,7 @@ class FakeWorker:
         return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
     async def start(self) -> "FakeWorker":
-        self._server = await asyncio.start_server(
-            self._connected, self.host, self.port, backlog=2048, limit=2**20
-        )
+        self._server = await asyncio.start_server(self._connected, self.host, self.port, backlog=2048, limit=2**20)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -114,7 +114,7 @@ class FakeWorker:
         try:
             while await self._one_request(reader, writer):
                 pass
-        except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
+        except (ConnectionError, asyncio.IncompleteReadError, TimeoutError, asyncio.CancelledError):
             pass
         finally:
             self._tasks.discard(task)

@@ -1,0 +1,102 @@
+"""Kept connections meet workers that close them: no request is lost, none is sent twice."""
+
+import asyncio
+import socket
+from collections import Counter
+
+import pytest
+
+from services.router.connections import Connections, open_connection
+from services.router.upstream import NothingAccepted, UpstreamError
+from services.router.urls import parse_worker_url
+from tests.router.conftest import Running, StartRouter, StartWorker
+from tests.router.fake_worker import FakeWorker
+from tests.router.waiting import eventually
+
+KEEP_ALIVE_S = 0.02
+REQUEST = b"POST /generate HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
+
+
+async def post_around_the_keep_alive(router: Running, worker: FakeWorker) -> Counter[int]:
+    """60 posts, each about when the worker closes the connection of the one before; how they were answered."""
+    worker.keep_alive_s = KEEP_ALIVE_S
+    await router.add(worker)
+    statuses: Counter[int] = Counter()
+    for number in range(60):
+        async with router.http.post(f"{router.url}/generate", json={"n": number}) as answer:
+            statuses[answer.status] += 1
+        await asyncio.sleep(KEEP_ALIVE_S * (0.9 + 0.004 * number))
+    return statuses
+
+
+async def test_no_request_is_lost_around_the_workers_keep_alive(
+    start_router: StartRouter, start_worker: StartWorker
+) -> None:
+    router = await start_router(idle_connection_s=KEEP_ALIVE_S / 4)  # the default is a fifth of SGLang's 5 s
+    worker = await start_worker()
+    assert await post_around_the_keep_alive(router, worker) == {200: 60} and len(worker.requests) == 60
+
+
+async def test_a_router_that_keeps_connections_too_long_learns_it(
+    start_router: StartRouter, start_worker: StartWorker
+) -> None:
+    """At most the first meeting is lost, when the worker's reset does not tell what it read; none is sent twice."""
+    router = await start_router(idle_connection_s=60.0)
+    worker = await start_worker()
+    statuses = await post_around_the_keep_alive(router, worker)
+    assert statuses[200] >= 59 and statuses[200] == len(worker.requests)
+
+
+async def test_requests_close_together_share_a_connection(start_router: StartRouter, start_worker: StartWorker) -> None:
+    router = await start_router()
+    worker = await start_worker()
+    await router.add(worker)
+    for _ in range(50):
+        async with router.http.post(f"{router.url}/generate", json={}) as answer:
+            await answer.read()
+    assert len({id(seen.writer) for seen in worker.requests}) == 1
+
+
+async def test_a_connection_closed_before_the_request_came_is_told_from_one_closed_after() -> None:
+    """The first cannot have run; the second may have."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = parse_worker_url(f"http://127.0.0.1:{server.getsockname()[1]}")
+        for served in (0, 1):
+            connection = await open_connection(url, timeout_s=1)
+            peer, _ = server.accept()
+            for _ in range(served):
+                connection.begin("POST")
+                connection.write(REQUEST)
+                assert peer.recv(1000) == REQUEST
+                peer.send(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                await connection.head()
+            connection.begin("POST")
+            peer.close()  # as the request is on its way
+            connection.write(REQUEST)
+            with pytest.raises(NothingAccepted):
+                await connection.head()
+
+        connection = await open_connection(url, timeout_s=1)
+        peer, _ = server.accept()
+        connection.begin("POST")
+        connection.write(REQUEST)
+        assert peer.recv(1000) == REQUEST
+        peer.close()
+        with pytest.raises(UpstreamError, match="without an answer") as caught:
+            await connection.head()
+        assert not isinstance(caught.value, NothingAccepted)
+
+
+async def test_a_worker_seen_closing_connections_is_given_fresh_ones(start_worker: StartWorker) -> None:
+    worker = await start_worker()
+    worker.keep_alive_s = 0.05
+    connections = Connections(parse_worker_url(worker.url), connect_timeout_s=1, idle_s=60)
+    connection, _ = await connections.get(fresh=False)
+    connection.begin("GET")
+    connection.write(b"GET /x HTTP/1.1\r\nhost: x\r\n\r\n")
+    await connection.head()
+    assert await connection.read() and connection.complete
+    connections.put(connection)
+    await eventually(lambda: connection.lost, "the worker closed it")
+    assert connections.idle_s < 0.05
+    assert (await connections.get(fresh=False))[1] is False

@@ -1,0 +1,92 @@
+"""Which paths the router answers, refuses and passes on."""
+
+import pytest
+
+from services.router.paths import PathKind, kind_of
+
+ADMIN = [
+    "/update_weights_from_tensor",
+    "/update_weights_from_disk",
+    "/update_weights_from_distributed",
+    "/update_weights_from_ipc",
+    "/update_weight_version",
+    "/init_weights_update_group",
+    "/destroy_weights_update_group",
+    "/init_weights_send_group_for_remote_instance",
+    "/send_weights_to_remote_instance",
+    "/begin_weight_update",
+    "/end_weight_update",
+    "/get_weights_by_name",
+    "/weights_checker",
+    "/release_memory_occupation",
+    "/resume_memory_occupation",
+    "/start_profile",
+    "/stop_profile",
+    "/pause_generation",
+    "/continue_generation",
+    "/flush_cache",
+    "/load_lora_adapter",
+    "/unload_lora_adapter",
+    "/set_internal_state",
+    "/configure_logging",
+    "/slow_down",
+    "/freeze_gc",
+    "/hicache/storage-backend/clear",
+    "/dumper/configure",
+]
+
+
+@pytest.mark.parametrize("path", ADMIN)
+def test_admin_paths_are_refused(path: str) -> None:
+    assert kind_of(path) is PathKind.ADMIN
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/flush_cache/",
+        "//flush_cache",
+        "/./flush_cache",
+        "/x/../flush_cache",
+        "/%66lush_cache",
+        "/%2566lush_cache",
+        "/FLUSH_cache",
+        "/flush_cache;v=1",
+        "/x%2f..%2fflush_cache",
+        "\\flush_cache",
+        "/%25252525252566lush_cache",
+    ],
+)
+def test_no_spelling_of_an_admin_path_passes(path: str) -> None:
+    assert kind_of(path) is PathKind.ADMIN
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/generate",
+        "/v1/chat/completions",
+        "/v1/models/set_of_models",
+        "/model_info",
+        "/server_info",
+        "/",
+        "/ping",
+        "/a%20b",
+    ],
+)
+def test_engine_paths_pass(path: str) -> None:
+    assert kind_of(path) is PathKind.PASS
+
+
+@pytest.mark.parametrize("path", ["/workers", "/workers/http://h:1", "/readyz", "/healthz", "/router/metrics"])
+def test_own_paths_stay(path: str) -> None:
+    assert kind_of(path) is PathKind.CONTROL
+
+
+@pytest.mark.parametrize("path", ["/health", "/health_generate", "/ready"])
+def test_health_of_engines_is_answered_for_all_of_them(path: str) -> None:
+    assert kind_of(path) is PathKind.READINESS
+
+
+def test_a_path_of_many_escapes_is_read_in_no_time() -> None:
+    assert kind_of("/%" + "25" * 30_000 + "41") is PathKind.ADMIN
