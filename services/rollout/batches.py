@@ -125,7 +125,6 @@ class Batches:
         self._base = self._next = next_rollout_id
         self._position = position
         self._write_journal(position)
-        self._store.forget(up_to=next_rollout_id - 1)
         self._follow_kept()
         log.info(
             "state_restored",
@@ -257,7 +256,6 @@ class Batches:
         self.attempt = journal.attempt
         self._base = self._next = journal.next_rollout_id
         self._position = position
-        self._store.forget(up_to=self._base - 1)
         self._follow_kept()
         log.info("journal_resumed", next_rollout_id=self._next, first_kept=self._base)
 

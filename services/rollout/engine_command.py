@@ -52,6 +52,7 @@ def _cpu_command(config: RunConfig, place: EnginePlace) -> list[str]:
         "--num-threads": str(rollout.engine_num_threads),
         "--random-seed": str(config.run.seed),
         "--parent-pid": str(place.parent_pid),
+        "--instance": f"engine-{place.index}",
     }
     if rollout.engine_max_total_tokens is not None:
         options["--max-total-tokens"] = str(rollout.engine_max_total_tokens)

@@ -129,7 +129,7 @@ async def _wait_ready(config: RunConfig, name: str, process: EngineProcess, plac
             if (status := process.exit_status) is not None:
                 raise EngineStartFailed(f"{name} ended with status {status} while starting:\n{process.last_words()}")
             url = _url(config, place)
-            if url and await _answers(session, url):
+            if url and await _answers(config, session, url):
                 process.url = url
                 log.info("engine_started", engine=name, url=url, pid=process.pid, seconds=time.monotonic() - started)
                 return
@@ -154,9 +154,11 @@ def _url(config: RunConfig, place: EnginePlace) -> str:
     return f"http://{join_host_port(config.run.host, port)}" if port else ""
 
 
-async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+async def _answers(config: RunConfig, session: aiohttp.ClientSession, url: str) -> bool:
+    """SGLang's /health generates a token; the CPU engine holds no weights yet, and its /ping says that it listens."""
+    path = "/health" if config.rollout.rollout_engine == "sglang" else "/ping"
     try:
-        async with session.get(f"{url}/health", timeout=aiohttp.ClientTimeout(total=30)) as response:
+        async with session.get(f"{url}{path}", timeout=aiohttp.ClientTimeout(total=30)) as response:
             return response.status == 200
     except (aiohttp.ClientError, TimeoutError, OSError):
         return False

@@ -113,7 +113,7 @@ class Fleet:
     ) -> None:
         """Change an engine's state. policy_version: only for READY. A gone engine stays gone until it is restarted."""
         assert (policy_version is not None) == (state == READY)
-        if engine.state == GONE and state != STARTING:
+        if engine.state == GONE and state not in (STARTING, GONE):
             return
         engine.state, engine.policy_version, engine.why_gone = state, policy_version, why
         self._tell(engine)
@@ -148,6 +148,7 @@ class Fleet:
     def end_process(self, engine: Engine, why: str) -> None:
         """Kill an engine that no longer answers; its keeper starts it again."""
         log.warning("engine_killed", engine=engine.engine_id, reason=why)
+        self.set_state(engine, GONE, why=why)
         if engine.process is not None:
             engine.process.kill()
 
@@ -174,7 +175,7 @@ class Fleet:
             status = await engine.process.wait()
             engine.process.kill()  # what is left of its process group
             words = engine.process.last_words()
-            why = f"ended with status {status}"
+            why = engine.why_gone if engine.state == GONE else f"ended with status {status}"
             self.set_state(engine, GONE, why=why)
             log.error("engine_gone", engine=engine.engine_id, exit_status=status, last_output=words)
             if not await self._start_again(engine):

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import aiohttp
+import uvloop
 
 from furlong import addresses, rpc
 from furlong.config import ConfigError, RunConfig
@@ -41,7 +42,7 @@ KEEPALIVE_S = 3.0
 
 def main(config: RunConfig, *, rank: int, foreground: bool) -> int:
     """Run the rollout service; its exit code."""
-    return run_async(config, service="rollout", foreground=foreground, serve=serve)
+    return run_async(config, service="rollout", foreground=foreground, serve=serve, loop_factory=uvloop.new_event_loop)
 
 
 @contextlib.asynccontextmanager
@@ -74,7 +75,8 @@ async def serve(context: ServiceContext) -> AsyncGenerator[None]:
         router = RouterLink(config, context.run_dir, fleet)
         stack.push_async_callback(router.close)
         await router.connect(config.run.start_timeout_s)
-        stack.callback(context.watch(asyncio.create_task(router.keep(), name="router-link")).cancel)
+        keeping = context.watch(asyncio.create_task(router.keep(), name="router-link"))
+        stack.push_async_callback(_end, keeping)
         generator = Generator(
             session, router, limits.vocab_size, config.rollout.rollout_request_timeout_s, tokenizer.decode
         )
@@ -138,6 +140,12 @@ def _load_all(config: RunConfig, tokenizer: Tokenizer, limits: ModelLimits) -> t
         for name, path in zip(evals[::2], evals[1::2], strict=True)
     }
     return prompts, sets
+
+
+async def _end(task: "asyncio.Task[object]") -> None:
+    """Cancel a task and wait until it has ended."""
+    task.cancel()
+    await asyncio.wait({task}, timeout=5.0)
 
 
 def _http_session() -> aiohttp.ClientSession:

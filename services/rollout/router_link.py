@@ -147,10 +147,14 @@ class RouterLink:
         same = worker is not None and (worker.policy_version if worker.HasField("policy_version") else None) == version
         if told == wanted and same:
             return
-        await self._stub().SetWorkerState(
-            router_pb2.SetWorkerStateRequest(worker=engine.url, admit=admit, policy_version=version),
-            timeout=CALL_TIMEOUT_S,
-        )
+        request = router_pb2.SetWorkerStateRequest(worker=engine.url, admit=admit, policy_version=version)
+        try:
+            await self._stub().SetWorkerState(request, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() != grpc.StatusCode.NOT_FOUND:
+                raise
+            self._poke.set()  # it was dropped between the two calls: the next look adds it again
+            return
         self._told[engine.engine_id] = wanted
 
     async def _remove(self, engine_id: str) -> None:

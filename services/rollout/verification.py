@@ -4,7 +4,7 @@ The CPU engine checks every tensor's digest itself at the end of an update ("che
 and hashes them its own way. There, three things are checked, and the result is called "sampled":
 
 1. its hash of each tensor must go with the digests of the tensors it is made of: equal digests give an equal hash,
-   other digests another one, over all updates and engines of this process;
+   other digests another one, from one update to the next and from engine to engine;
 2. small tensors are read back byte for byte and digested, from model classes that can show them;
 3. it must know every tensor that was sent (SGLang skips unknown names in silence).
 """
@@ -12,7 +12,7 @@ and hashes them its own way. There, three things are checked, and the result is 
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from furlong.checksum import bytes_checksum
@@ -44,31 +44,34 @@ class SentTensor:
     digest: str
 
 
-@dataclass
-class HashHistory:
-    """Which hash an engine told for which digests. Engines of other tensor-parallel layouts never share one."""
-
-    hash_of: dict[tuple[str, str], str] = field(default_factory=dict)
-    digests_of: dict[tuple[str, str], str] = field(default_factory=dict)
-    latest: dict[str, str] = field(default_factory=dict)
-
-    def check(self, part: str, digests: str, told: str) -> None:
-        """Note a hash. Raises WrongBytes when it contradicts an earlier one."""
-        if self.hash_of.setdefault((part, digests), told) != told:
-            raise WrongBytes(f"{part}: the same bytes were sent as before, but its hash is {told}, not as before")
-        if self.digests_of.setdefault((part, told), digests) != digests:
-            raise WrongBytes(f"{part}: other bytes were sent than before, but its hash is still {told}")
-
-    def forget_all_but(self, parts: Mapping[str, tuple[str, str]]) -> None:
-        """Keep the newest entry of each part only, so that the history is bounded by the model, not by the run."""
-        self.hash_of = {(part, digests): told for part, (digests, told) in parts.items()}
-        self.digests_of = {(part, told): digests for part, (digests, told) in parts.items()}
+Parts = Mapping[str, tuple[str, str]]
+"""An engine's tensors: the digests that each is made of, and the hash that the engine told."""
 
 
-async def verify_sglang(
-    engine: EngineHttp, tensors: Sequence[SentTensor], history: HashHistory, *, timeout_s: float
-) -> dict[str, tuple[str, str]]:
-    """Check one SGLang engine; the (digests, hash) of each part. Raises WrongBytes, EngineCallFailed."""
+def check_against(last: Parts, part: str, digests: str, told: str) -> None:
+    """Raises WrongBytes when a hash contradicts that of the last update."""
+    if part not in last:
+        return
+    last_digests, last_told = last[part]
+    if digests == last_digests and told != last_told:
+        raise WrongBytes(f"{part}: the same bytes were sent as before, but its hash is {told}, not {last_told}")
+    if digests != last_digests and told == last_told:
+        raise WrongBytes(f"{part}: other bytes were sent than before, but its hash is still {told}")
+
+
+def find_contradiction(told_by: Mapping[str, Parts]) -> str:
+    """What engines say differently of the same bytes, in words. Empty: nothing."""
+    first: Parts | None = None
+    for engine, parts in told_by.items():
+        first = parts if first is None else first
+        different = [part for part in parts if parts[part] != first.get(part)]
+        if different:
+            return f"{engine} has another hash of {different[0]} than {next(iter(told_by))}"
+    return ""
+
+
+async def verify_sglang(engine: EngineHttp, tensors: Sequence[SentTensor], last: Parts, *, timeout_s: float) -> Parts:
+    """Check one SGLang engine; what it told. last: the same of the last update. Raises WrongBytes, EngineCallFailed."""
     answer = await engine.post("/weights_checker", {"action": "checksum"}, timeout_s=timeout_s)
     told = _hashes(answer)
     if not told:
@@ -77,7 +80,7 @@ async def verify_sglang(
     parts: dict[str, tuple[str, str]] = {}
     for part, sent in sources.items():
         digests = "+".join(tensor.digest for tensor in sent)
-        history.check(part, digests, told[part])
+        check_against(last, part, digests, told[part])
         parts[part] = (digests, told[part])
     await _read_back(engine, tensors, timeout_s=timeout_s)
     return parts

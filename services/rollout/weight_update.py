@@ -24,7 +24,7 @@ from services.rollout.fleet import READY, UPDATING, WAITING, Fleet, protos
 from services.rollout.participants import Failure, Participant, do_on_all, name_failures
 from services.rollout.refusal import Refused
 from services.rollout.router_link import RouterLink
-from services.rollout.verification import HashHistory, SentTensor, WrongBytes, verify_sglang
+from services.rollout.verification import Parts, SentTensor, WrongBytes, find_contradiction, verify_sglang
 from services.rollout.weight_plan import (
     GroupKey,
     Member,
@@ -39,6 +39,7 @@ from services.rollout.weight_plan import (
 log = structlog.get_logger()
 
 T = TypeVar("T")
+RETRY_S = 0.2
 
 
 @dataclass
@@ -69,7 +70,7 @@ class WeightUpdates:
         self._group: GroupKey | None = None
         self._group_name = ""
         self._stale_groups: dict[Member, list[str]] = {}
-        self._history = HashHistory()
+        self._last_told: Parts = {}
         self._lock = asyncio.Lock()
         self.newest_version: int | None = None
         """The newest version published, or the floor that RestoreState set. Never goes back in between."""
@@ -115,12 +116,12 @@ class WeightUpdates:
     ) -> Update:
         for one in candidates:
             self._fleet.set_state(one.engine, UPDATING)
-        await self._settle_router(request.timeout_s)
-        participants = await self._prepare(candidates, request.timeout_s)
+        await self._settle_router(_left(started, request.timeout_s) / 2)
+        participants = await self._prepare(candidates, _left(started, request.timeout_s))
         key = self._key(participants, request)
         is_new = key != self._group
         if is_new:
-            await self._leave_stale_groups(participants, request.timeout_s)
+            await self._leave_stale_groups(participants, _left(started, request.timeout_s))
             self._group, self._group_name = key, f"furlong-{self._run}-{uuid.uuid4().hex[:12]}"
         plan = UpdatePlan(uuid.uuid4().hex, request, is_new)
         update = Update(plan, participants, self._group_name, started, time.monotonic())
@@ -143,6 +144,7 @@ class WeightUpdates:
                 "world_size": 1 + len(update.participants),
                 "group_name": update.group_name,
                 "backend": request.backend,
+                **self._engine_limit(update),
             }
             await participant.http.post("/init_weights_update_group", body, timeout_s=update.plan.timeout_s)
             participant.engine.group_rank = participant.rank
@@ -163,6 +165,7 @@ class WeightUpdates:
             "group_name": update.group_name,
             "load_format": "flattened_bucket",
             "flush_cache": bucket.is_last,
+            **self._engine_limit(update),
         }
 
         async def one(participant: Participant) -> None:
@@ -215,6 +218,10 @@ class WeightUpdates:
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "another call of this update is still running")
         return self._update
 
+    def _engine_limit(self, update: Update) -> dict[str, float]:
+        """The CPU engine can be told to wait no longer than we do; SGLang cannot."""
+        return {} if self._sglang else {"timeout_s": update.plan.timeout_s}
+
     async def _candidates(self, timeout_s: float) -> list[Participant]:
         """The engines that answer; waits for one if all are only just starting. Raises Refused."""
         engines = self._fleet.engines
@@ -240,13 +247,7 @@ class WeightUpdates:
         async def one(participant: Participant) -> None:
             http = participant.http
             await http.post("/pause_generation", {"mode": "abort"}, timeout_s=timeout_s)
-            try:
-                await http.post("/begin_weight_update", {}, timeout_s=timeout_s)
-            except EngineCallFailed as error:
-                if error.status != 400:
-                    raise
-                await http.post("/end_weight_update", {}, timeout_s=timeout_s)  # one that was never ended
-                await http.post("/begin_weight_update", {}, timeout_s=timeout_s)
+            await self._open_session(http, timeout_s)
 
         failures = await do_on_all(self._fleet, candidates, one, limit_s=timeout_s)
         good = [one for one in candidates if one.engine.engine_id not in failures]
@@ -255,10 +256,24 @@ class WeightUpdates:
             raise Refused(grpc.StatusCode.UNAVAILABLE, f"no engine is left: {name_failures(failures)}")
         return [Participant(one.engine, one.incarnation, rank, one.http) for rank, one in enumerate(good, start=1)]
 
+    async def _open_session(self, http: EngineHttp, timeout_s: float) -> None:
+        """Open an engine's update session, ending one that was left open. The caller bounds it."""
+        while True:
+            try:
+                await http.post("/begin_weight_update", {} if self._sglang else {"force": True}, timeout_s=timeout_s)
+                return
+            except EngineCallFailed as error:
+                if error.status != 400:
+                    raise
+                log.info("weight_session_not_opened", engine=http.engine_id, problem=error.problem)
+            if self._sglang:
+                await http.post("/end_weight_update", {}, timeout_s=timeout_s)
+            await asyncio.sleep(RETRY_S)  # the CPU engine still receives a bucket of a sender that is gone
+
     async def _step(self, update: Update, what: str, one: Callable[[Participant], Awaitable[None]]) -> float:
         """One collective step on all engines. They share a process group, so one that fails fails the update."""
         started = time.monotonic()
-        work = do_on_all(self._fleet, update.participants, one, limit_s=update.plan.timeout_s)
+        work = do_on_all(self._fleet, update.participants, one, limit_s=update.plan.timeout_s, together=True)
         update.running = asyncio.ensure_future(work)
         try:
             failures = await self._bounded(update, update.running)
@@ -288,12 +303,12 @@ class WeightUpdates:
             raise
 
     async def _commit_all(self, update: Update, checksums: Mapping[str, str]) -> None:
-        plan = update.plan
-        parts: dict[str, tuple[str, str]] = {}
+        plan, started = update.plan, time.monotonic()
+        told: dict[str, Parts] = {}
 
         async def one(participant: Participant) -> None:
             if self._sglang:
-                parts.update(await self._commit_sglang(participant, update, checksums))
+                told[participant.engine.engine_id] = await self._commit_sglang(participant, update, checksums)
             else:
                 body = {"weight_version": str(plan.policy_version), "checksums": dict(checksums)}
                 try:
@@ -305,10 +320,11 @@ class WeightUpdates:
             await participant.http.post("/continue_generation", {}, timeout_s=plan.timeout_s)
 
         failures = await do_on_all(self._fleet, update.participants, one, limit_s=plan.timeout_s)
+        told = {engine: parts for engine, parts in told.items() if engine not in failures}
+        if contradiction := find_contradiction(told):  # nobody can say which of them is right
+            failures |= {engine: Failure("verify", contradiction, wrong_bytes=True) for engine in told}
         self._leave_out(update.participants, failures)
         good = [p for p in update.participants if p.engine.engine_id not in failures and p.is_same]
-        if parts:
-            self._history.forget_all_but(parts)
         if not good:
             reason = f"no engine holds the new weights: {name_failures(failures)}"
             await self._close_update(update, reason)
@@ -318,18 +334,17 @@ class WeightUpdates:
             self._group = None  # it has members that are out
         self.newest_version = plan.policy_version
         self.weights_digest = _digest_of(checksums)
+        self._last_told = next(iter(told.values()), {})
         for participant in good:
             self._fleet.set_state(participant.engine, READY, policy_version=plan.policy_version)
         await self._close_update(update, "committed")
-        if not await self._router.wait_routable(plan.policy_version, timeout_s=plan.timeout_s / 2):
+        if not await self._router.wait_routable(plan.policy_version, timeout_s=_left(started, plan.timeout_s)):
             log.warning("weights_published_without_router", policy_version=plan.policy_version)
         if any(failure.wrong_bytes for failure in failures.values()):
             served = ", ".join(one.engine.engine_id for one in good)
             raise Refused(grpc.StatusCode.DATA_LOSS, f"{name_failures(failures)}. The version is served by {served}.")
 
-    async def _commit_sglang(
-        self, participant: Participant, update: Update, checksums: Mapping[str, str]
-    ) -> dict[str, tuple[str, str]]:
+    async def _commit_sglang(self, participant: Participant, update: Update, checksums: Mapping[str, str]) -> Parts:
         plan, http = update.plan, participant.http
         sent = [
             SentTensor(tensor.name, tensor.dtype, tuple(tensor.shape), checksums[tensor.name])
@@ -337,10 +352,10 @@ class WeightUpdates:
             for tensor in bucket.tensors
         ]
         await http.post("/end_weight_update", {}, timeout_s=plan.timeout_s)
-        parts = await verify_sglang(http, sent, self._history, timeout_s=plan.timeout_s)
+        told = await verify_sglang(http, sent, self._last_told, timeout_s=plan.timeout_s)
         version = {"new_version": str(plan.policy_version), "abort_all_requests": False}
         await http.post("/update_weight_version", version, timeout_s=plan.timeout_s)
-        return parts
+        return told
 
     # -- giving up ---------------------------------------------------------------------------------------------------
 
@@ -421,6 +436,11 @@ class WeightUpdates:
                     )
 
         await do_on_all(self._fleet, participants, one, limit_s=timeout_s)
+
+
+def _left(started: float, limit_s: float) -> float:
+    """What is left of a limit, at least a tenth of it: the steps before took their part."""
+    return max(limit_s / 10, limit_s - (time.monotonic() - started))
 
 
 def _digest_of(checksums: Mapping[str, str]) -> str:
