@@ -250,8 +250,11 @@ class Supervisor:
         """Stop what still runs, in order: trainers, then who feeds them, metrics last."""
         self._stopping = True
         well = ending.code in (ExitCode.DONE, ExitCode.DRAINED)
+        unready = frozenset(self._waiting_for)
         for service in ("trainer", *STOP_ORDER):
             children = self._of(service)
+            if well and service == "metrics":  # what earlier starts left in their spools must still be taken in
+                self._ready_within(children, self._limits.start_timeout_s)
             self._terminate(children)
             grace_s = SERVICE_GRACE_S if well or service == "metrics" else CRASH_GRACE_S
             if not self._ended_within(children, grace_s):
@@ -259,7 +262,8 @@ class Supervisor:
                 self._say(f"{names} did not stop within {grace_s:g} s and is ended")
                 self._kill(children)
             for child in children:
-                if well and child.exit_code() not in (ExitCode.DONE, ExitCode.DRAINED):
+                clean = child.plan.instance in unready or child.exit_code() in (ExitCode.DONE, ExitCode.DRAINED)
+                if well and not clean:
                     self._say(f"{child.plan.instance} {child.describe_end()}; see {child.output_path}")
 
     def _ended_within(self, children: Sequence[Child], limit_s: float) -> bool:
@@ -269,6 +273,14 @@ class Supervisor:
                 return False
             self._turn()
         return True
+
+    def _ready_within(self, children: Sequence[Child], limit_s: float) -> None:
+        """Wait for those that are still starting."""
+        deadline = time.monotonic() + limit_s
+        while any(child.exit_code() is None and child.plan.instance in self._waiting_for for child in children):
+            if time.monotonic() > deadline:
+                return
+            self._turn()
 
     def _terminate(self, children: Sequence[Child]) -> None:
         for child in children:

@@ -37,6 +37,13 @@ def test_finished_trainers_end_the_run_and_metrics_drains_last(start: Start) -> 
     assert all_gone(run.pids())
 
 
+def test_metrics_is_let_start_before_it_is_stopped(start: Start) -> None:
+    """When the trainer finds its work done at once, records of an earlier start may still have to be taken in."""
+    run = start(trainers=["--before-serving --ends-with 0"])
+    assert run.end() == ExitCode.DONE, run.output
+    assert "metrics ready at" in run.output and "metrics" in run.drain_order()
+
+
 def test_start_says_who_is_ready_where(start: Start) -> None:
     run = start().wait_ready()
     assert "[up] metrics ready at 127.0.0.1:" in run.output
