@@ -69,11 +69,10 @@ class CallPool:
         self._calls.put(call)
         try:
             await call.started.wait()
-            return await asyncio.wait_for(asyncio.shield(call.done), timeout_s)
-        except TimeoutError:
-            if call.done.done() and not call.done.cancelled() and call.done.exception() is not None:
-                raise  # the function itself raised TimeoutError
-            raise CallTimeout(f"took longer than {timeout_s:g} s") from None
+            await asyncio.wait({call.done}, timeout=timeout_s)
+            if not call.done.done():
+                raise CallTimeout(f"took longer than {timeout_s:g} s")
+            return call.done.result()
         finally:
             self._abandon(call)
 

@@ -60,7 +60,8 @@ class EngineProcess:
         if self.exit_status is None:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.wait(), budget_s)
+                async with asyncio.timeout(budget_s):
+                    await self.wait()
         self.kill()
         await self.wait()
 

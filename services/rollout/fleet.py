@@ -131,7 +131,8 @@ class Fleet:
             if left is not None and left <= 0:
                 return False
             try:
-                await asyncio.wait_for(changed.wait(), left)
+                async with asyncio.timeout(left):
+                    await changed.wait()
             except TimeoutError:
                 return condition()
         return True

@@ -80,7 +80,8 @@ class RouterLink:
         lost = False
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._poke.wait(), SYNC_INTERVAL_S)
+                async with asyncio.timeout(SYNC_INTERVAL_S):  # wait_for may swallow a cancellation
+                    await self._poke.wait()
             self._poke.clear()
             try:
                 await self._sync()

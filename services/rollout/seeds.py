@@ -1,6 +1,6 @@
 """Sampling seeds: a documented hash of ids, so that they never depend on the order of arrival.
 
-seed = first 4 bytes, big endian, without the top bit, of
+seed = first 4 bytes, big endian, without the top bit, of the 16-byte digest
 BLAKE2b("furlong.sampling.1|SCOPE|RUN_SEED|ROLLOUT_ID|GROUP_INDEX|SAMPLE_INDEX|RETRY") in UTF-8.
 SCOPE is "train", or "eval/NAME" with the set's name. RETRY counts the times that a sample came back empty.
 """

@@ -134,7 +134,9 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     options, rest = parser.parse_known_args()
     print(json.dumps({"arguments": rest, "pid": os.getpid(), "environment": sorted(os.environ)}), flush=True)
-    web.run_app(FakeEngine().app(), host=options.host, port=options.port, print=None, access_log=None)
+    web.run_app(
+        FakeEngine().app(), host=options.host, port=options.port, print=None, access_log=None, shutdown_timeout=0.1
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,150 @@
+"""Rewards: built-in ones, and users' functions with everything that can be wrong with them."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from furlong.config import ConfigError
+from services.rollout.call_pool import CallPool
+from services.rollout.rewards import Reward, RewardFunction, RewardMisconfigured, built_in_reward
+from services.rollout.sample_view import Sample, flags_of
+from tests.rollout import user_functions
+from tests.rollout.world import make_config, world
+
+HERE = "tests.rollout.user_functions"
+
+
+def sample(response: str = "5", label: object = "5", **fields: int) -> Sample:
+    values = {"index": 0, "group_index": 0, "response_length": 3, **fields}
+    return Sample(prompt="p", tokens=[1, 2], response=response, label=label, **values)  # type: ignore[arg-type]
+
+
+def reward_function(tmp_path: Path, name: str, **rollout: object) -> RewardFunction:
+    config = make_config(tmp_path, rm_type=None, custom_rm_path=f"{HERE}.{name}", **rollout)
+    return RewardFunction(config, flags_of(config))
+
+
+@pytest.mark.parametrize(
+    ("response", "label", "wanted"),
+    [
+        ("the answer is 41", "41", 1.0),
+        ("41 or 42", "41", 0.0),
+        ("1,234.50", "1234.5", 1.0),
+        ("12-7=5", "5", 1.0),
+        ("3-5", "5", 1.0),
+        ("it is -5", "-5", 1.0),
+        ("it is -5", "5", 0.0),
+        ("none", "5", 0.0),
+        ("", "", 0.0),
+        ("5.", "5", 1.0),
+    ],
+)
+def test_last_number_compares_numbers(response: str, label: str, wanted: float) -> None:
+    assert built_in_reward("last_number", response, label) == wanted
+
+
+def test_exact_match_ignores_space_around() -> None:
+    assert built_in_reward("exact_match", " ab\n", "ab") == 1.0
+    assert built_in_reward("exact_match", "a b", "ab") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("length", 3.0),
+        ("in_async", 2.0),
+        ("partial", 1.5),
+        ("async_partial", 2.0),
+        ("scorer", 3.0),
+        ("from_numpy", 0.25),
+    ],
+)
+async def test_sync_async_partial_and_callable_objects_give_their_number(
+    tmp_path: Path, name: str, value: float
+) -> None:
+    assert await reward_function(tmp_path, name).score(sample()) == Reward(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("raising", "raised KeyError: 'no such thing'"),
+        ("stopping", "StopIteration"),
+        ("exiting", "SystemExit(3)"),
+        ("not_a_number", "gave nan"),
+        ("text", "must give a number, got str '1.0'"),
+        ("slow_always", "took longer than 0.2 s"),
+        ("slow_async", "took longer than 0.2 s"),
+    ],
+)
+async def test_whatever_goes_wrong_is_told_and_ends_in_time(tmp_path: Path, name: str, words: str) -> None:
+    started = time.monotonic()
+    reward = await reward_function(tmp_path, name, rm_timeout_s=0.2).score(sample())
+    assert reward.value is None
+    assert words in reward.error
+    assert f"{HERE}.{name}" in reward.error
+    assert time.monotonic() - started < 0.9
+
+
+async def test_a_dict_needs_a_key_that_it_has(tmp_path: Path) -> None:
+    with pytest.raises(RewardMisconfigured, match=r"'score', 'acc'. Give --reward-key"):
+        await reward_function(tmp_path, "as_dict").score(sample())
+    with pytest.raises(RewardMisconfigured, match="without the key 'nope'"):
+        await reward_function(tmp_path, "as_dict", reward_key="nope").score(sample())
+    reward = await reward_function(tmp_path, "as_dict", reward_key="acc").score(sample())
+    assert (reward.value, reward.details) == (1.0, {"score": 0.5, "acc": 1})
+
+
+async def test_a_hanging_call_delays_no_other(tmp_path: Path) -> None:
+    function = reward_function(tmp_path, "slow_for_one", rm_timeout_s=5.0, rm_num_workers=2)
+    started = time.monotonic()
+    slow = asyncio.ensure_future(function.score(sample(sample_index=1)))
+    others = await asyncio.gather(*(function.score(sample(sample_index=2)) for _ in range(50)))
+    assert time.monotonic() - started < 1.0
+    assert all(reward.value == 1.0 for reward in others)
+    assert not slow.done()
+    assert (await slow).value == 1.0
+
+
+async def test_abandoned_threads_are_replaced() -> None:
+    pool = CallPool(1, name="test")
+    hanging = [pool.call(lambda: time.sleep(0.6), timeout_s=0.05) for _ in range(3)]
+    results = await asyncio.gather(*hanging, return_exceptions=True)
+    assert [type(result).__name__ for result in results] == ["CallTimeout"] * 3
+    assert await pool.call(lambda: 7, timeout_s=0.5) == 7
+    pool.close()
+
+
+@pytest.mark.parametrize("path", ["tests.rollout.no_such.fn", "tests.rollout.user_functions.no_such", "plain"])
+def test_a_bad_path_is_refused_at_start(tmp_path: Path, path: str) -> None:
+    config = make_config(tmp_path, rm_type=None, custom_rm_path=path)
+    with pytest.raises(ConfigError, match="rollout.custom_rm_path"):
+        RewardFunction(config, flags_of(config))
+
+
+async def test_a_function_sees_miles_names_and_changes_nothing(tmp_path: Path) -> None:
+    user_functions.CALLS.clear()
+    config = make_config(tmp_path, rm_type=None, custom_rm_path=f"{HERE}.looks_at_everything")
+    async with world(config) as w:
+        groups, _ = await w.batch(0)
+    assert all(len(s.prompt_token_ids) == 3 and s.reward == 1.0 for g in groups for s in g.samples)
+    args, seen = user_functions.CALLS[0]
+    assert (args.rollout_batch_size, args.n_samples_per_prompt) == (4, 2)
+    with pytest.raises(AttributeError, match="read-only"):
+        args.rollout_batch_size = 8
+    assert seen.status is Sample.Status.COMPLETED
+    assert len(seen.rollout_log_probs) == seen.response_length == 5
+    assert seen.weight_versions == ["0"]
+    assert seen.label in "cdefghijkl"
+
+
+async def test_a_dict_without_key_ends_the_rollout_at_once(tmp_path: Path) -> None:
+    from tests.rollout.world import code_of
+
+    config = make_config(tmp_path, rm_type=None, custom_rm_path=f"{HERE}.as_dict")
+    async with world(config) as w:
+        _, words = await code_of(w.batch(0))
+        assert "'score', 'acc'" in words
+        assert "--reward-key" in words
