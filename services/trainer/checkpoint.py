@@ -77,8 +77,8 @@ class Checkpoints:
         if folders:
             raise CheckpointError(
                 f"none of the {len(folders)} checkpoints in {self._root} can be used; the newest is "
-                f"{folders[-1].name}. The log says what is wrong with each. Restore one, or move the folder away to start "
-                f"from the beginning."
+                f"{folders[-1].name}. The log says what is wrong with each. Restore one, or move the folder away to "
+                f"start from the beginning."
             )
         return None
 

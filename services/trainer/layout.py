@@ -152,7 +152,7 @@ def filler() -> MicroBatch:
 
 
 def attention_mask(segments: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What a token may see, as an additive mask [row, 1, query, key]: earlier tokens of the prompt and of its segment."""
+    """What a token may see, as an additive mask [row, 1, query, key]: earlier tokens of the prompt and its segment."""
     keys, queries = segments[:, None, :], segments[:, :, None]
     width = segments.shape[1]
     causal = torch.ones(width, width, dtype=torch.bool, device=segments.device).tril()

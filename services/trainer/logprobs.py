@@ -20,7 +20,7 @@ def token_log_probs(
     logits: [token, vocabulary]; targets: [token]. The entropy is -sum p log p; entropy_gradient: differentiable.
     """
     log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
-    chosen = log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    chosen = log_probs.gather(-1, targets.unsqueeze(-1)).sum(-1)  # a sum of one, not a view: FSDP hooks outputs
     # exp(-inf) * -inf is NaN: a token that cannot be sampled adds nothing to the entropy
     all_log_probs = log_probs if entropy_gradient else log_probs.detach()
     entropy = -(all_log_probs.exp() * all_log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(-1)

@@ -182,9 +182,11 @@ class Loop:
 
     def _evaluate_if_due(self, rollout_id: int, *, first: bool = False) -> None:
         interval = self._parts.config.run.eval_interval
-        if not interval or (not first and (rollout_id + 1) % interval):
-            return
-        if first and self._start > 0:  # a resume: the attempt before has evaluated these weights
+        due = interval > 0 and (rollout_id + 1) % interval == 0
+        if first:
+            # a resume has evaluated these weights before; and an evaluation after rollout 0 would fall on the same step
+            due = interval > 1 and self._start == 0
+        if not due:
             return
         with self._parts.status.stage("evaluating"):
             answer = self._parts.session.evaluate(max(rollout_id, 0), rollout_id + 1)

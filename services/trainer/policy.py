@@ -63,7 +63,9 @@ class Policy(nn.Module):
 def load_lm(folder: str, *, key: str) -> nn.Module:
     """The causal LM of a folder, float32, evaluation mode. Raises ConfigError naming the key."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # stderr is for people
     if not (Path(folder) / "config.json").is_file():
         raise ConfigError([Problem(key, folder, "must be a folder with a config.json of a transformers causal LM")])
     try:

@@ -26,7 +26,7 @@ from services.trainer.weight_group import GroupFailed, WeightGroup
 
 log = structlog.get_logger()
 
-GRACE_S = 2.0
+GRACE_S = 1.0
 """What a call may take beyond the limit of the step it starts, so that the callee's own message arrives."""
 
 

@@ -1,0 +1,218 @@
+"""The loop against a rollout service over gRPC, with real receivers of the weights."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from furlong import rpc
+from furlong.process import ExitCode, StopSignal
+from furlong.rundir import RunDir
+from services.trainer.publisher import WeightSyncError
+from services.trainer.session import RolloutFailed
+from tests.trainer.conftest import ConfigMaker
+from tests.trainer.fake_rollout import FakeRollout, serve
+from tests.trainer.harness import run_trainer
+
+
+class Place:
+    """A fake rollout that serves a run directory, and can be replaced as if killed and started again."""
+
+    def __init__(self, model_dir: Path, root: Path) -> None:
+        self._model_dir, self._run_dir = model_dir, RunDir(root).create()
+        self.fake, self._server = self._start()
+        self.past: list[FakeRollout] = []
+
+    def _start(self) -> tuple[FakeRollout, rpc.SyncServer]:
+        fake = FakeRollout(self._model_dir, num_engines=2)
+        return fake, serve(fake, self._run_dir)
+
+    def replace(self) -> None:
+        self.past.append(self.fake)
+        self._server.grpc.stop(None)
+        self.fake, self._server = self._start()
+
+    def close(self) -> None:
+        self._server.grpc.stop(None)
+
+
+@pytest.fixture
+def place(model_dir: Path, tmp_path: Path) -> Iterator[Place]:
+    place = Place(model_dir, tmp_path / "run")
+    yield place
+    place.close()
+
+
+def holding(released: threading.Event, limit_s: float) -> Callable[[grpc.ServicerContext], None]:
+    """Keeps a call waiting until released."""
+
+    def hold(context: grpc.ServicerContext) -> None:
+        released.wait(limit_s)
+
+    return hold
+
+
+def weights(tmp_path: Path, rollout_id: int, run: str = "run") -> str:
+    folder = tmp_path / run / "checkpoints" / f"rollout_{rollout_id:06d}"
+    files = ("hf/model.safetensors", "optimizer.safetensors")
+    return "".join(hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files)
+
+
+def test_run_trains_publishes_reports_and_saves(place: Place, make_config: ConfigMaker, tmp_path: Path) -> None:
+    run = run_trainer(make_config(num_rollout=3, save_interval=2, eval_interval=2, update_weight_buffer_size=20_000))
+    assert run.code is ExitCode.DONE
+    assert place.fake.versions == [0, 1, 2, 3]
+    assert place.fake.calls.count("JoinWeightGroup") == 1  # one group for the whole run
+    assert place.fake.committed == [1, 2]
+    assert [call for call in place.fake.calls if call.startswith("Evaluate")] == ["Evaluate 0 0", "Evaluate 1 2"]
+    assert run.output.count("[trainer] iter ") == 3 and "iter 3/3 |" in run.output
+    rows = run.telemetry.rows
+    assert [step for axis, step, _ in rows if axis == "train/step"] == [0, 1, 2]
+    assert [step for axis, step, _ in rows if axis == "rollout/step"] == [0, 1, 2]
+    assert ("rollout/step", "trainer", ("rollout", "trainer")) in run.telemetry.parts
+
+
+def test_engine_log_probs_agree_with_the_trainers(place: Place, make_config: ConfigMaker) -> None:
+    """The published weights are the trained ones: the log-probs that they give differ by rounding alone."""
+    run = run_trainer(make_config(num_rollout=3, lr=1e-2))
+    for values in run.telemetry.of("train/step"):
+        assert values["train/train_rollout_logprob_abs_diff"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_perf_parts_add_up_to_the_measured_total(place: Place, make_config: ConfigMaker) -> None:
+    run = run_trainer(make_config(num_rollout=2, save_interval=1))
+    for row in run.telemetry.of("rollout/step"):
+        names = ("train_wait_time", "train_time", "p2p_time", "save_time", "other_time")
+        parts = sum(row[f"perf/{name}"] or 0.0 for name in names)
+        assert parts == pytest.approx(row["perf/step_time"], rel=0.1, abs=0.02)
+        assert "perf/actor_train_tflops" in row and "perf/actor_train_mfu" not in row
+        assert row["rollout/staleness/max"] == 0
+        assert row["rollout/advantages"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_resume_is_bit_for_bit_an_unbroken_run(
+    place: Place, make_config: ConfigMaker, model_dir: Path, tmp_path: Path
+) -> None:
+    run_trainer(make_config(num_rollout=4, save_interval=2))
+    other = Place(model_dir, tmp_path / "broken")
+    broken = {"run_dir": str(tmp_path / "broken"), "save_interval": 2}
+    run_trainer(make_config(num_rollout=2, **broken))
+    other.replace()  # rollout is killed too
+    resumed = run_trainer(make_config(num_rollout=4, **broken))
+    other.close()
+    assert other.fake.attempts == [2] and other.fake.restored == [b'{"next": 2}']
+    assert other.fake.versions == [2, 3, 4]  # it goes on, and never back
+    assert resumed.telemetry.rows[0][:2] == ("train/step", 2)
+    assert weights(tmp_path, 3) == weights(tmp_path, 3, "broken")
+
+
+@pytest.mark.parametrize("moment", ["NextBatch", "SaveState", "BeginWeightUpdate", "ReceiveBucket 0"])
+def test_rollout_killed_at_any_moment_changes_nothing(
+    place: Place, make_config: ConfigMaker, model_dir: Path, tmp_path: Path, moment: str
+) -> None:
+    calm = Place(model_dir, tmp_path / "calm")
+    run_trainer(make_config(num_rollout=3, run_dir=str(tmp_path / "calm")))
+    calm.close()
+    count = 0
+
+    def die(context: grpc.ServicerContext) -> None:
+        nonlocal count
+        count += 1
+        if count == 2:
+            place.replace()
+
+    place.fake.before[moment] = die
+    run = run_trainer(make_config(num_rollout=3))
+    assert run.code is ExitCode.DONE and len(place.past) == 1
+    assert weights(tmp_path, 2) == weights(tmp_path, 2, "calm")
+    assert {**place.past[0].served, **place.fake.served} == calm.fake.served
+
+
+def test_stop_ends_after_the_iteration_with_a_checkpoint(
+    place: Place, make_config: ConfigMaker, tmp_path: Path
+) -> None:
+    stop = StopSignal()
+    place.fake.before["Evaluate 0 1"] = lambda context: stop.request("SIGTERM")
+    run = run_trainer(make_config(num_rollout=50, eval_interval=1), stop=stop)
+    assert run.code is ExitCode.DRAINED
+    assert place.fake.committed == [0] and weights(tmp_path, 0)
+
+
+def test_diverged_stop_has_its_own_code(place: Place, make_config: ConfigMaker) -> None:
+    stop = StopSignal()
+    place.fake.before["SaveState"] = lambda context: stop.request("loss is nan", code=ExitCode.DIVERGED)
+    assert run_trainer(make_config(num_rollout=50), stop=stop).code is ExitCode.DIVERGED
+
+
+def test_stop_while_waiting_for_samples_is_bounded(place: Place, make_config: ConfigMaker) -> None:
+    stop, released = StopSignal(), threading.Event()
+
+    def hang(context: grpc.ServicerContext) -> None:
+        if len(place.fake.versions) == 2:
+            stop.request("SIGTERM")
+            released.wait(20)
+
+    place.fake.before["NextBatch"] = hang
+    run = run_trainer(make_config(num_rollout=50, drain_budget_s=1.0), stop=stop)
+    released.set()
+    assert run.code is ExitCode.DRAINED and place.fake.committed == [0]
+
+
+def test_failed_update_is_aborted_and_done_again_over_a_new_group(place: Place, make_config: ConfigMaker) -> None:
+    def break_once(context: grpc.ServicerContext) -> None:
+        del place.fake.before["ReceiveBucket 0"]
+        context.abort(grpc.StatusCode.INTERNAL, "engine-0 answered 500")
+
+    place.fake.before["ReceiveBucket 0"] = break_once
+    run = run_trainer(make_config(num_rollout=1))
+    assert run.code is ExitCode.DONE and place.fake.versions == [0, 1]
+    assert place.fake.calls.count("AbortWeightUpdate") == 1
+    assert place.fake.calls.count("JoinWeightGroup") == 2
+
+
+@pytest.mark.parametrize("step", ["BeginWeightUpdate", "JoinWeightGroup", "ReceiveBucket 0", "CommitWeightUpdate"])
+def test_update_that_always_fails_is_an_error_that_names_it(place: Place, make_config: ConfigMaker, step: str) -> None:
+    place.fake.before[step] = lambda context: context.abort(grpc.StatusCode.DATA_LOSS, f"{step} went wrong")
+    with pytest.raises(WeightSyncError, match=f"version 0 did not reach the engines.*{step} went wrong"):
+        run_trainer(make_config())
+    assert place.fake.calls.count("AbortWeightUpdate") == 2 and place.fake.versions == []
+
+
+@pytest.mark.parametrize("step", ["BeginWeightUpdate", "ReceiveBucket 0", "CommitWeightUpdate"])
+def test_silent_update_ends_within_its_limit(place: Place, make_config: ConfigMaker, step: str) -> None:
+    released = threading.Event()
+    place.fake.before[step] = holding(released, 20.0)
+    with pytest.raises(WeightSyncError, match="--update-weight-timeout-s"):
+        run_trainer(make_config(update_weight_timeout_s=0.5))
+    released.set()
+
+
+def test_refused_request_is_an_error_and_no_endless_retry(place: Place, make_config: ConfigMaker) -> None:
+    place.fake.before["NextBatch"] = lambda context: context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no such id")
+    with pytest.raises(RolloutFailed, match="INVALID_ARGUMENT: no such id"):
+        run_trainer(make_config())
+    assert place.fake.calls.count("NextBatch") == 1
+
+
+def test_checkpoint_is_a_folder_that_transformers_loads(place: Place, make_config: ConfigMaker, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run_trainer(make_config(num_rollout=1))
+    folder = tmp_path / "run" / "checkpoints" / "rollout_000000" / "hf"
+    lm: Any = AutoModelForCausalLM.from_pretrained(folder)
+    assert torch.equal(lm.model.norm.weight, place.fake.lm.model.norm.weight)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.vocab_size == 24
+
+
+def test_other_models_checkpoint_is_refused(place: Place, make_config: ConfigMaker) -> None:
+    from furlong.config import ConfigError
+
+    run_trainer(make_config(num_rollout=1))
+    with pytest.raises(ConfigError, match=r"model\.dtype: saved float32, now bfloat16"):
+        run_trainer(make_config(num_rollout=2, dtype="bfloat16"))
