@@ -65,7 +65,7 @@ class Shipper(threading.Thread):
         self.urgent = False
         self.flushes: deque[FlushRequest] = deque()
         self.close_deadline: float | None = None
-        self.close_budget_s = 0.0
+        self._close_began = 0.0
         self.num_acknowledged = self.num_refused = 0
         self.last_error = ""
         self._records, self._spool = records, spool
@@ -95,6 +95,14 @@ class Shipper(threading.Thread):
     def tell(self, happening: "Happening") -> None:
         """From the stream's thread."""
         self._happened.append(happening)
+        self.wake.set()
+
+    def request_close(self, budget_s: float) -> None:
+        """Send what is left, at most so long, and end. A service that is away is looked for once more."""
+        self._close_began = time.monotonic()
+        self._next_attempt = 0.0
+        self.close_deadline = self._close_began + budget_s
+        self.urgent = True
         self.wake.set()
 
     def run(self) -> None:
@@ -287,7 +295,7 @@ class Shipper(threading.Thread):
             return False
         if not self.flushes or time.monotonic() > self.close_deadline:
             return True
-        failed_since = self._failed_at > self.close_deadline - self.close_budget_s
+        failed_since = self._failed_at > self._close_began
         return self._find_address is None or (failed_since and self._connecting is None)
 
     def _end(self) -> None:

@@ -2,8 +2,8 @@
 
 A spool is the files INSTANCE-INCARNATION.NNNNNN.spool of one producer, held by a lock that the kernel lets go of when
 the producer ends; then the producer's next start, or the metrics service, takes the files over and delivers them under
-the producer's own numbers. A full spool drops debug and info lines first, metrics last; a dropped record leaves its number.
-A damaged file is set aside under another name, never deleted.
+the producer's own numbers. A full spool drops debug and info lines first, metrics last; a dropped record leaves its
+number. A damaged file is set aside under another name, never deleted.
 """
 
 import contextlib

@@ -184,10 +184,7 @@ class Telemetry:
         request = self._request_flush()
         self._closed = True
         shipper = self._shipper
-        shipper.close_budget_s = max(0.0, timeout_s)
-        shipper.close_deadline = time.monotonic() + shipper.close_budget_s
-        shipper.urgent = True
-        shipper.wake.set()
+        shipper.request_close(max(0.0, timeout_s))
         if shipper.is_alive():
             shipper.join(timeout_s + 1.0)
         atexit.unregister(self.close)
@@ -203,17 +200,16 @@ class Telemetry:
             incarnation=time.time_ns() // 1000,
             max_bytes=self._spool_bytes,
         )
-        shipper = Shipper(
+        return Shipper(
             self._queue,
             self._spool,
             find_address=self._find_address,
             take_left_over=lambda: left_over(self._spool_folder, instance=self._instance),
             report_drops=self._report_drops,
         )
-        return shipper
 
     def _start(self) -> None:
-        """Start the thread with the first record, so that who records nothing, and a child that only execs, has none."""
+        """Start the thread with the first record: who records nothing, as a child that only execs, has none."""
         self._started = True
         try:
             self._shipper.start()

@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 WINDOW_BATCHES = 16
 """Batches of one stream that may wait for their commit."""
-MAX_WAITING_BYTES = 64 * 1024 * 1024
+MAX_WAITING_BYTES = 16 * 1024 * 1024
 """Bytes of all streams that may wait; then no more is read, and producers wait in turn."""
 MAX_FLUSH_S = 60.0
 _MAX_INTEGER = 2**63 - 1
@@ -104,7 +104,12 @@ class MetricsServicer(metrics_pb2_grpc.MetricsServicer):
                 problem = _problem(batch)
                 if problem:
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
-                await waiting.put(await self._submit(batch))
+                item = await self._submit(batch)
+                try:
+                    await waiting.put(item)
+                except asyncio.CancelledError:
+                    self._release(item)
+                    raise
         finally:
             await waiting.put(None)
 

@@ -9,7 +9,9 @@ from collections.abc import AsyncGenerator, Callable
 import structlog
 
 from furlong import addresses, logs, rpc
-from furlong.config import RunConfig
+from furlong.config import ConfigError, RunConfig
+from furlong.config.errors import Problem
+from furlong.process import ExitCode
 from furlong.service import ServiceContext, run_async
 from furlong.v1 import metrics_pb2_grpc
 from services.metrics.collector import collect_for_ever
@@ -19,6 +21,7 @@ from services.metrics.rows import RowReader
 from services.metrics.sinks.jsonl import JsonlSink
 from services.metrics.sinks.sink import Sink, SinkTask
 from services.metrics.sinks.wandb_sink import WandbRun, WandbSink, choose_mode
+from services.metrics.store import NewerSchema
 from services.metrics.writer import Writer
 
 log = structlog.get_logger()
@@ -38,12 +41,16 @@ async def serve(context: ServiceContext) -> AsyncGenerator[None]:
     config, run_dir = context.config, context.run_dir
     path = run_dir.metrics_store / STORE_NAME
     sinks: list[SinkTask] = []
-    writer = Writer(
-        path,
-        row_timeout_s=config.metrics.metrics_row_timeout_s,
-        secrets=logs.secrets(),
-        on_rows=_in_loop(lambda: [sink.notify() for sink in sinks]),
-    )
+    try:
+        writer = Writer(
+            path,
+            row_timeout_s=config.metrics.metrics_row_timeout_s,
+            secrets=logs.secrets(),
+            on_rows=_in_loop(lambda: [sink.notify() for sink in sinks]),
+            on_death=lambda reason: context.stop.request(reason, code=ExitCode.CRASHED),
+        )
+    except (NewerSchema, OSError) as error:
+        raise ConfigError([Problem("run.run_dir", str(run_dir.root), f"must hold a usable store: {error}")]) from error
     writer.start()
     reader = RowReader(path)
     sinks += [SinkTask(sink, reader, writer) for sink in _make_sinks(context, reader)]

@@ -62,7 +62,7 @@ class RowReader:
         return (int(found[0][0]), int(found[0][1])) if found else (0, 0)
 
     def num_records(self) -> int:
-        return int(self._all("SELECT count(*) FROM records")[0][0])
+        return int(self._all("SELECT coalesce(max(id), 0) FROM records")[0][0])  # none is ever removed
 
     def last_row_id(self) -> int:
         return int(self._all("SELECT coalesce(max(id), 0) FROM rows")[0][0])

@@ -149,8 +149,10 @@ def _set_aside(path: Path) -> Path:
 def _rescue(aside: Path, into: sqlite3.Connection) -> tuple[int, tuple[str, ...]]:
     """Copy what can be read, table by table, until the damage. Cursors never point beyond the rows that are left."""
     complete = []
+    has_log = aside.with_name(aside.name + "-wal").exists()
+    options = "mode=ro" if has_log else "mode=ro&immutable=1"  # immutable: leaves no new files beside it
     try:
-        source = sqlite3.connect(f"file:{aside}?mode=ro", uri=True, isolation_level=None)
+        source = sqlite3.connect(f"file:{aside}?{options}", uri=True, isolation_level=None)
     except sqlite3.Error:
         return 0, ()
     into.execute("BEGIN IMMEDIATE")

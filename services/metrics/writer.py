@@ -54,12 +54,20 @@ class Counts:
 class Writer(threading.Thread):
     """Takes jobs from any thread; a job's future is done when it is on disk."""
 
-    def __init__(self, path: Path, *, row_timeout_s: float, secrets: Secrets, on_rows: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        row_timeout_s: float,
+        secrets: Secrets,
+        on_rows: Callable[[], None],
+        on_death: Callable[[str], None],
+    ) -> None:
         super().__init__(name="metrics-writer", daemon=True)
         self.counts = Counts()
         self.failing = ""
         self._path, self._row_timeout_s, self._on_rows = path, row_timeout_s, on_rows
-        self._secrets = secrets
+        self._secrets, self._on_death = secrets, on_death
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._open()
 
@@ -86,13 +94,18 @@ class Writer(threading.Thread):
 
     def run(self) -> None:
         closing = False
-        while not closing:
-            jobs, closing = self._gather()
-            self._commit(jobs)
-        self._connection.close()
+        try:
+            while not closing:
+                jobs, closing = self._gather()
+                self._commit(jobs)
+            self._connection.close()
+        except BaseException as error:
+            self._on_death(f"the metrics writer ended: {error!r}")
+            raise
 
     def _put(self, work: "Callable[[Writer], Taken | None]", size_bytes: int) -> "Future[Taken | None]":
         job = _Job(work, size_bytes, Future())
+        job.done.set_running_or_notify_cancel()  # who waits may go away; the work is done all the same
         self._jobs.put(job)
         return job.done
 

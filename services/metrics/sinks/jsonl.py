@@ -70,21 +70,20 @@ class JsonlSink:
 
     def _reconcile(self, handle: int, durable: Cursor, size: int) -> int:
         """Compare what stands beyond the cursor with the rows that follow it; the last row that is in the file."""
-        tail = os.pread(handle, size - durable.position, durable.position)
-        row_id = durable.row_id
-        while tail:
+        position, row_id = durable.position, durable.row_id
+        while position < size:
             rows = self._reader.after(row_id, 1)
             line = rows[0].body + b"\n" if rows else b""
-            if line and tail.startswith(line):
-                tail = tail[len(line) :]
-            elif line and line.startswith(tail):
-                _write_all(handle, line[len(tail) :])
-                tail = b""
-            else:  # not ours: leave it, on lines of its own
-                log.warning("metrics_file_has_foreign_lines", size_bytes=len(tail))
-                if not tail.endswith(b"\n"):
+            found = os.pread(handle, len(line), position)
+            torn = position + len(found) == size and bool(line) and line.startswith(found)
+            if found != line and torn:
+                _write_all(handle, line[len(found) :])
+            elif found != line or not line:  # not ours: leave it, on lines of its own
+                log.warning("metrics_file_has_foreign_lines", size_bytes=size - position)
+                if os.pread(handle, 1, size - 1) != b"\n":
                     _write_all(handle, b"\n")
                 break
+            position += len(line)
             row_id = rows[0].row_id
         return row_id
 

@@ -1,0 +1,159 @@
+"""What the service takes, refuses and acknowledges; over a real socket."""
+
+import contextlib
+import sqlite3
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import orjson
+import psutil
+import pytest
+
+from furlong.records import Last, Mean
+from tests.metrics.running import MetricsProcess, batch, code_of, part, send
+
+
+def stored(service: MetricsProcess, producer: str) -> int:
+    """Records of a producer that are on disk."""
+    with contextlib.closing(sqlite3.connect(service.run_dir.metrics_store / "metrics.db")) as store:
+        query = "SELECT count(*) FROM records r JOIN producers p ON p.id = r.producer_id WHERE p.producer = ?"
+        return int(store.execute(query, (producer,)).fetchone()[0])
+
+
+def test_record_that_is_sent_again_is_acknowledged_and_stored_once(service: MetricsProcess, producer: str) -> None:
+    bodies = [b'{"event": "a"}', b'{"event": "b"}', b'{"event": "c"}']
+    once, twice = batch(bodies[:2], producer=producer), batch(bodies, producer=producer)
+    acks = [*send(service, once), *send(service, once, twice)]
+    assert [ack.through_sequence for ack in acks] == [2, 2, 3]
+    assert stored(service, producer) == 3
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (b"{", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b'{"s": "\xff"}', "not JSON"),
+        (b'{"x": NaN}', "not JSON"),
+        (b"[1]", "got list"),
+        (b"3", "got int"),
+        (b'{"x": "' + b"y" * 4 * 1024 * 1024 + b'"}', "at most 4194304 bytes"),
+        (b"[" * 100_000, "not JSON"),
+    ],
+    ids=["cut", "bytes", "utf8", "nan", "list", "number", "large", "deep"],
+)
+def test_bad_record_is_refused_and_the_rest_taken(service: MetricsProcess, producer: str, bad: bytes, why: str) -> None:
+    (ack,) = send(service, batch([b'{"event": "a"}', bad, b'{"event": "b"}'], producer=producer))
+    assert (ack.through_sequence, ack.num_refused) == (3, 1)
+    assert why in ack.first_refusal
+    assert stored(service, producer) == 2
+
+
+def test_record_of_60000_keys_is_taken(service: MetricsProcess, producer: str, step: int) -> None:
+    values: dict[str, object] = {f"perf/key_{n}": ["last", n] for n in range(60_000)}
+    (ack,) = send(service, batch([part(step, values)], producer=producer))
+    assert ack.num_refused == 0
+    assert len(service.wait_row(step)["values"]) == 60_000
+
+
+def test_telemetry_splits_what_is_larger_than_a_record_may_be(service: MetricsProcess, step: int) -> None:
+    telemetry = service.telemetry("splits")
+    values = {f"perf/{'long' * 20}_{n}": Mean(float(n), 2) for n in range(60_000)}
+    telemetry.metrics("train/step", step, values, part="trainer", parts=["trainer"])
+    assert telemetry.close(20.0)
+    service.flush()
+    assert len(service.rows_of(step)[-1]["values"]) == 60_000
+
+
+def test_batch_beyond_the_message_limit_costs_only_its_stream(service: MetricsProcess, producer: str) -> None:
+    with pytest.raises(grpc.RpcError) as failed:
+        send(service, batch([b'{"x": "' + b"y" * 1024 * 1024 + b'"}'] * 70, producer=producer))
+    assert code_of(failed.value) == grpc.StatusCode.RESOURCE_EXHAUSTED
+    (ack,) = send(service, batch([b"{}"], producer=producer))
+    assert ack.through_sequence == 1
+
+
+def test_batch_of_20_mib_is_taken(service: MetricsProcess, producer: str) -> None:
+    (ack,) = send(service, batch([b'{"x": "' + b"y" * 1024 * 1024 + b'"}'] * 20, producer=producer))
+    assert (ack.through_sequence, ack.num_refused) == (20, 0)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"producer": ""}, {"incarnation": 0}, {"incarnation": 2**63}, {"first": 0}, {"first": 2**63}],
+    ids=str,
+)
+def test_batch_that_cannot_be_numbered_is_an_error(service: MetricsProcess, broken: dict[str, Any]) -> None:
+    with pytest.raises(grpc.RpcError) as failed:
+        send(service, batch([b"{}"], **broken))
+    assert code_of(failed.value) == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_metrics_record_that_fits_no_row_is_kept_as_a_record(service: MetricsProcess, producer: str, step: int) -> None:
+    no_parts = orjson.dumps({"event": "metrics"})
+    half_good = part(step, {"train/loss": ["last", 1], "x": "?", "y": ["huh", 1]})
+    (ack,) = send(service, batch([part(step, {}, axis="no/axis"), no_parts, half_good], producer=producer))
+    assert ack.num_refused == 0
+    assert service.wait_row(step)["values"] == {"train/loss": 1}
+    assert stored(service, producer) == 3
+
+
+def test_numpy_scalars_and_nan_reach_the_row(service: MetricsProcess, step: int) -> None:
+    np = pytest.importorskip("numpy")
+    torch = pytest.importorskip("torch")
+    telemetry = service.telemetry("scalars")
+    good = {
+        "train/a": Last(np.float32(1)),
+        "train/b": Last(np.int64(2)),
+        "train/c": Last(np.bool_(True)),
+        "train/d": Last(torch.tensor(0.5, dtype=torch.bfloat16)),
+        "train/nan": Mean(float("nan"), 3),
+        "train/none": Mean(0.0, 0),
+    }
+    bad: dict[str, Any] = {"train/e": Last([1, 2]), "train/f": Last(None), "train/g": Last("x"), "train/h": 3.0}  # type: ignore[arg-type]
+    telemetry.metrics("train/step", np.int64(step), {**good, **bad}, part="trainer", parts=["trainer"])
+    assert telemetry.close(10.0)
+    numbers = {"train/a": 1.0, "train/b": 2.0, "train/c": 1.0, "train/d": 0.5}
+    assert service.wait_row(step)["values"] == {**numbers, "train/nan": "NaN", "train/nan/nonfinite": 1}
+
+
+def test_status_and_rows_over_http(service: MetricsProcess, producer: str, step: int) -> None:
+    send(service, batch([part(step, {"eval/x": ["last", 0.5]}, axis="eval/step")], producer=producer))
+    service.wait_row(step)
+    assert get(service, "/healthz") == (200, {"status": "ok"})
+    assert get(service, "/readyz")[0] == 200
+    status = get(service, "/api/status")[1]
+    assert [(sink["name"], sink["state"]) for sink in status["sinks"]] == [("jsonl", "healthy")]
+    assert [row["step"] for row in get(service, "/api/rows?axis=eval/step&last=1")[1]] == [step]
+    assert get(service, "/api/rows?axis=nonsense")[0] == 400
+    assert get(service, "/api/rows?last=0")[0] == 422
+
+
+def get(service: MetricsProcess, path: str) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(service.http + path, timeout=10) as answer:
+            return answer.status, orjson.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, orjson.loads(error.read())
+
+
+def test_newest_attempt_is_what_counts_from_its_first_step_on(service: MetricsProcess, producer: str) -> None:
+    def say(step: int, attempt: int) -> bytes:
+        return part(step, {"perf/a": ["last", attempt]}, axis="rollout/step", attempt=attempt)
+
+    send(service, batch([say(n, 1) for n in range(10, 15)] + [say(n, 2) for n in (12, 13)], producer=producer))
+    service.flush()
+    rows = get(service, "/api/rows?axis=rollout/step")[1]
+    assert [(row["step"], row["attempt"]) for row in rows] == [(10, 1), (11, 1), (12, 2), (13, 2)]
+
+
+def test_service_is_light(make: Callable[..., MetricsProcess], producer: str) -> None:
+    service = make().start()
+    line = orjson.dumps({"event": "x", "text": "y" * 200})
+    send(service, *(batch([line] * 256, producer=producer, first=1 + n * 256) for n in range(100)))
+    process = psutil.Process(service.process.pid if service.process else 0)
+    assert process.memory_info().rss < 150e6
+    assert not [m for m in process.memory_maps() if "torch" in m.path or "wandb" in m.path]

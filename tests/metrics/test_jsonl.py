@@ -1,0 +1,62 @@
+"""The file sink writes each row once, whatever happened to the file meanwhile."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from services.metrics.rows import Row
+from services.metrics.sinks.jsonl import JsonlSink
+from services.metrics.sinks.sink import Cursor
+
+ROWS = [Row(n, b'{"step":%d}' % n, None, True) for n in range(1, 6)]
+LINES = [row.body + b"\n" for row in ROWS]
+WHOLE = b"".join(LINES)
+
+
+class Rows:
+    """The durable log's rows."""
+
+    def after(self, row_id: int, limit: int) -> list[Row]:
+        return [row for row in ROWS if row.row_id > row_id][:limit]
+
+
+def catch_up(path: Path, durable: Cursor) -> Cursor:
+    async def run() -> Cursor:
+        sink = JsonlSink(path, Rows())  # type: ignore[arg-type]
+        cursor = await sink.start(durable)
+        rows = Rows().after(cursor.row_id, 100)
+        return await sink.write(rows) if rows else cursor
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("there", range(len(WHOLE) + 1))
+def test_killed_after_any_byte_it_goes_on_without_gap_or_double(tmp_path: Path, there: int) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(WHOLE[:there])
+    remembered = min(1, there // len(LINES[0]))  # the cursor lags behind the file
+    cursor = catch_up(path, Cursor(remembered, remembered * len(LINES[0])))
+    assert path.read_bytes() == WHOLE
+    assert cursor == Cursor(5, len(WHOLE))
+
+
+def test_file_that_was_cut_is_written_anew_and_what_was_left_kept(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"cut")
+    catch_up(path, Cursor(4, 4 * len(LINES[0])))
+    assert path.read_bytes() == WHOLE
+    (kept,) = tmp_path.glob("metrics.jsonl.cut-*")
+    assert kept.read_bytes() == b"cut"
+
+
+def test_file_that_was_removed_is_written_anew(tmp_path: Path) -> None:
+    catch_up(tmp_path / "metrics.jsonl", Cursor(4, 4 * len(LINES[0])))
+    assert (tmp_path / "metrics.jsonl").read_bytes() == WHOLE
+
+
+def test_lines_that_are_not_ours_stay_on_lines_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 4, "lo')
+    catch_up(path, Cursor(0, 0))
+    assert path.read_bytes() == b'{"step": 4, "lo\n' + WHOLE

@@ -1,0 +1,193 @@
+"""The wandb sink: with wandb itself, offline, and with a stand-in that raises and hangs."""
+
+import math
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.metrics.rows import Row
+from services.metrics.sinks.wandb_sink import choose_mode, point_of
+from tests.metrics.running import MetricsProcess, batch, part, send, until
+from tests.metrics.wandb_file import read_runs
+
+Make = Callable[..., MetricsProcess]
+
+
+def without(point: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in point.items() if name not in names}
+
+
+def test_run_is_one_over_a_restart_and_each_value_is_over_its_axis(make: Make) -> None:
+    service = make(use_wandb=True, wandb_project="p", wandb_group="g").start()
+    axis = {"axis": "rollout/step"}
+    send(service, batch([part(7, {"train/loss": ["mean", 1, 2], "train/x": ["last", "NaN"]}, rollout_id=2)]))
+    send(service, batch([part(2, {"perf/a": ["last", 1], "rollout/b": ["sum", 2]}, **axis)], first=2))
+    service.flush()
+    assert service.stop() == 3
+    service.start()
+    send(service, batch([part(1, {"eval/x": ["last", 3]}, axis="eval/step")], first=3))
+    service.flush()
+    assert service.stop() == 3
+    first, second = read_runs(service.run_dir.root)
+    assert first.run_id == second.run_id != ""
+    assert first.finished and second.finished
+    train, rollout = first.points
+    assert math.isnan(train.pop("train/x"))
+    assert without(train, "train/attempt") == {
+        "train/step": 7, "train/loss": 0.5, "train/x/nonfinite": 1, "train/rollout_id": 2
+    }
+    assert without(rollout, "rollout/attempt") == {"rollout/step": 2, "perf/a": 1, "rollout/b": 2}
+    assert [without(point, "eval/attempt") for point in second.points] == [{"eval/step": 1, "eval/x": 3}]
+    prefixes = {"train": "train", "eval": "eval"} | dict.fromkeys(
+        ("rollout", "perf", "multi_turn", "passrate"), "rollout"
+    )
+    assert first.axes == {f"{prefix}/*": f"{over}/step" for prefix, over in prefixes.items()}
+
+
+def test_killed_service_leaves_no_gap_in_wandb(make: Make) -> None:
+    service = make(use_wandb=True).start()
+    send(service, batch([part(n, {"train/loss": ["last", n]}) for n in range(1, 101)]))
+    service.flush()
+    service.kill()
+    service.start()
+    send(service, batch([part(n, {"train/loss": ["last", n]}) for n in range(101, 151)], first=101))
+    service.flush()
+    service.stop()
+    runs = read_runs(service.run_dir.root)
+    assert len({run.run_id for run in runs}) == 1
+    assert [point["train/step"] for run in runs for point in run.points] == list(range(1, 151))
+
+
+def test_secret_is_nowhere(make: Make) -> None:
+    secret = "SECRET123" + "x" * 31
+    service = make(use_wandb=True, wandb_mode="offline", environment={"WANDB_API_KEY": secret}).start()
+    record = b'{"event": "x", "text": "my key is %s"}' % secret.encode()
+    send(service, batch([record, part(1, {"train/loss": ["last", 1]})]))
+    service.flush()
+    assert service.process is not None
+    found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, timeout=10, check=True).stdout
+    assert "SECRET123" not in found
+    service.stop()
+    files = [path for path in service.run_dir.root.rglob("*") if path.is_file()]
+    assert len([path for path in files if path.suffix == ".wandb"]) == 1
+    assert [path.name for path in files if b"SECRET123" in path.read_bytes()] == []
+
+
+STAND_IN = """
+import json, os, time
+from pathlib import Path
+state = Path(os.environ["STAND_IN"])
+def said(word): return (state / word).exists()
+def once(word):
+    if said(word):
+        (state / word).unlink()
+        return True
+    return False
+class Settings:
+    def __init__(self, **kw): pass
+class Run:
+    id = "x"
+    def define_metric(self, *a, **kw): pass
+    def log(self, point):
+        if once("log_raises"): raise RuntimeError("the tracker is broken")
+        if once("log_pipe"): raise BrokenPipeError(32, "broken pipe")
+        while said("log_hangs"): time.sleep(0.05)
+        with (state / "points").open("a") as f: f.write(json.dumps(point) + "\\\\n")
+    def finish(self): pass
+def init(**kw):
+    with (state / "inits").open("a") as f: f.write(json.dumps(kw["id"]) + "\\\\n")
+    if once("init_raises"): raise RuntimeError("no route to the tracker")
+    while said("init_hangs"): time.sleep(0.05)
+    return Run()
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    """A folder with a `wandb` that does what files named here say."""
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake" / "wandb.py").write_text(STAND_IN.replace("\\\\n", "\\n"))
+    return tmp_path / "fake"
+
+
+def start_with(make: Make, stand_in: Path, *words: str, **options: object) -> MetricsProcess:
+    for word in words:
+        (stand_in / word).touch()
+    environment = {"PYTHONPATH": str(stand_in), "STAND_IN": str(stand_in)}
+    return make(use_wandb=True, environment=environment, **options).start()
+
+
+def points(stand_in: Path) -> list[str]:
+    path = stand_in / "points"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_log_that_raises_costs_no_row_and_no_other_sink(make: Make, stand_in: Path) -> None:
+    service = start_with(make, stand_in, "log_raises", "log_pipe")
+    for n in range(1, 6):
+        send(service, batch([part(n, {"train/loss": ["last", n]})], first=n))
+    assert [row["step"] for row in service.wait_rows(5)] == [1, 2, 3, 4, 5]
+    until(lambda: len(points(stand_in)) == 5, "five points in wandb")
+    service.flush()
+
+
+@pytest.mark.parametrize("word", ["init_hangs", "log_hangs"])
+def test_wandb_that_hangs_disturbs_nothing_and_the_service_stops_in_time(make: Make, stand_in: Path, word: str) -> None:
+    service = start_with(make, stand_in, word)
+    send(service, batch([part(n, {"train/loss": ["last", n]}) for n in range(1, 6)]))
+    assert len(service.wait_rows(5)) == 5
+    states = {sink.name: sink.state for sink in service.status().sinks}
+    assert states["jsonl"] == "healthy"
+    assert points(stand_in) == []
+    (stand_in / word).unlink()
+    until(lambda: len(points(stand_in)) == 5, "five points in wandb")
+
+
+def test_init_that_raises_is_tried_again_under_the_same_id(make: Make, stand_in: Path) -> None:
+    service = start_with(make, stand_in, "init_raises")
+    send(service, batch([part(1, {"train/loss": ["last", 1]})]))
+    until(lambda: len(points(stand_in)) == 1, "a point in wandb")
+    ids = (stand_in / "inits").read_text().splitlines()
+    assert len(ids) == 2 and len(set(ids)) == 1
+    log = service.run_dir.log("metrics").read_text()
+    assert log.count('"sink_failing"') == 1
+
+
+@pytest.mark.slow
+def test_service_whose_wandb_hangs_ends_within_its_budget(make: Make, stand_in: Path) -> None:
+    service = start_with(make, stand_in, "init_hangs")
+    send(service, batch([part(1, {"train/loss": ["last", 1]})]))
+    assert service.stop() == 3
+    assert len(service.rows()) == 1
+
+
+def row(body: bytes, prior: bytes | None = None, *, current: bool = True) -> Row:
+    return Row(1, body, prior, current)
+
+
+def test_amended_row_says_only_what_changed() -> None:
+    body = b'{"axis":"rollout/step","step":3,"attempt":1,"values":{"perf/a":1,"perf/b":%d}}'
+    assert point_of(row(body % 2, body % 1)) == {"perf/b": 2, "rollout/step": 3, "rollout/attempt": 1}
+    assert point_of(row(body % 1, body % 1)) == {}
+
+
+def test_row_that_a_newer_attempt_replaced_is_not_drawn() -> None:
+    body = b'{"axis":"train/step","step":3,"attempt":1,"values":{"train/loss":1}}'
+    assert point_of(row(body, current=False)) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "mode"),
+    [
+        ("disabled", {"WANDB_API_KEY": "k"}, "disabled"),
+        (None, {"WANDB_API_KEY": "k"}, "online"),
+        (None, {"WANDB_API_KEY_FILE": "f"}, "online"),
+        (None, {}, "offline"),
+        (None, {"WANDB_API_KEY": "k", "WANDB_MODE": "offline"}, "offline"),
+    ],
+)
+def test_mode_follows_the_key(given: str | None, environment: dict[str, str], mode: str) -> None:
+    assert choose_mode(given, environment) == mode
