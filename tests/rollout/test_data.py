@@ -4,6 +4,7 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from services.rollout.tokenizer import ModelLimits, load_tokenizer, read_model_l
 from tests.rollout.world import make_config, write_lines
 
 
-def load(tmp_path: Path, items: list[object], **rollout: object) -> PromptSet:
+def load(tmp_path: Path, items: list[object], **rollout: Any) -> PromptSet:
     config = make_config(tmp_path, **rollout)
     path = write_lines(tmp_path / "own.jsonl", items)
     source = PromptSource.of(config, str(path), key="rollout.prompt_data", limits=ModelLimits(16, 64))
@@ -83,9 +84,8 @@ def test_a_response_that_fills_the_context_is_refused(tmp_path: Path) -> None:
 def test_chat_prompts_are_rendered_by_the_models_template(tmp_path: Path) -> None:
     config = make_config(tmp_path, apply_chat_template=True)
     model = Path(config.model.hf_checkpoint)
-    template = (
-        "{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}d{% endif %}"
-    )
+    template = "{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    template += "{% if add_generation_prompt %}d{% endif %}"
     (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": {"content": "b"}}))
     path = write_lines(
         tmp_path / "own.jsonl",

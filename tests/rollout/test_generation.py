@@ -15,6 +15,7 @@ from services.rollout.metrics import Incidents
 from services.rollout.receipt import BadAnswer, read_answer
 from services.rollout.retries import RetryPolicy
 from tests.rollout.fake_engine import VOCABULARY, FakeEngine
+from tests.rollout.world import until
 
 COMPLETED, TRUNCATED = sample_pb2.SAMPLE_STATUS_COMPLETED, sample_pb2.SAMPLE_STATUS_TRUNCATED
 FAILED, ABORTED = sample_pb2.SAMPLE_STATUS_FAILED, sample_pb2.SAMPLE_STATUS_ABORTED
@@ -180,7 +181,7 @@ async def test_a_router_that_is_away_is_waited_for(setup: Setup) -> None:
 async def test_one_slow_prompt_delays_no_other(setup: Setup) -> None:
     setup.engine.delay_s = 0.3
     slow = asyncio.ensure_future(setup.generate())
-    await asyncio.sleep(0.05)
+    await until(lambda: setup.engine.seen)
     setup.engine.delay_s = 0.0
     await setup.generate()
     assert not slow.done()

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -15,7 +16,7 @@ from tests.rollout.world import make_config, until, world, write_lines
 HERE = "tests.rollout.user_functions"
 
 
-def hooks_of(tmp_path: Path, name: str, **rollout: object) -> LogHooks:
+def hooks_of(tmp_path: Path, name: str, **rollout: Any) -> LogHooks:
     config = make_config(tmp_path, custom_rollout_log_function_path=f"{HERE}.{name}", **rollout)
     return LogHooks(config, flags_of(config))
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ def sample(response: str = "5", label: object = "5", **fields: int) -> Sample:
     return Sample(prompt="p", tokens=[1, 2], response=response, label=label, **values)  # type: ignore[arg-type]
 
 
-def reward_function(tmp_path: Path, name: str, **rollout: object) -> RewardFunction:
+def reward_function(tmp_path: Path, name: str, **rollout: Any) -> RewardFunction:
     config = make_config(tmp_path, rm_type=None, custom_rm_path=f"{HERE}.{name}", **rollout)
     return RewardFunction(config, flags_of(config))
 
@@ -120,7 +121,7 @@ async def test_abandoned_threads_are_replaced() -> None:
 @pytest.mark.parametrize("path", ["tests.rollout.no_such.fn", "tests.rollout.user_functions.no_such", "plain"])
 def test_a_bad_path_is_refused_at_start(tmp_path: Path, path: str) -> None:
     config = make_config(tmp_path, rm_type=None, custom_rm_path=path)
-    with pytest.raises(ConfigError, match="rollout.custom_rm_path"):
+    with pytest.raises(ConfigError, match=r"rollout\.custom_rm_path"):
         RewardFunction(config, flags_of(config))
 
 
