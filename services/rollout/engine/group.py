@@ -13,12 +13,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
+from furlong.addresses import join_host_port
 from services.rollout.engine.weights import TensorSpec, UpdateError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 CONNECT_RETRY_S = 0.1
 
@@ -53,7 +57,7 @@ class GroupAddress:
 class WeightsGroup:
     """A joined group; rank 0 sends."""
 
-    def __init__(self, handle: Any, address: GroupAddress) -> None:
+    def __init__(self, handle: ProcessGroup, address: GroupAddress) -> None:
         self.address = address
         self._handle = handle
 
@@ -69,7 +73,7 @@ class WeightsGroup:
             work.wait(timedelta(seconds=timeout_s))
         except RuntimeError as error:
             raise GroupError(
-                f"group {self.address.name!r}: rank 0 stopped sending or was late by more than {timeout_s:g} s "
+                f"group {self.address.name!r}: rank 0 stopped sending or was late by more than {timeout_s:.1f} s "
                 f"({_first_line(error)})"
             ) from error
 
@@ -165,10 +169,10 @@ def _view_as(part: Tensor, spec: TensorSpec) -> Tensor:
 
 def _join(address: GroupAddress, timeout_s: float) -> WeightsGroup:
     from torch.distributed import PrefixStore, rendezvous
-    from torch.distributed.distributed_c10d import Backend, GroupName, _new_process_group_helper
+    from torch.distributed.distributed_c10d import Backend, GroupName, _new_process_group_helper, _world
 
     deadline = time.monotonic() + timeout_s
-    where = f"{address.host}:{address.port}"
+    where = join_host_port(address.host, address.port)
     _await_store(address, deadline, timeout_s)
     try:
         left = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
@@ -190,7 +194,9 @@ def _join(address: GroupAddress, timeout_s: float) -> WeightsGroup:
             f"Failed to initialize custom process group {address.name!r}: the store at {where} answers, but not all "
             f"of ranks {others} joined within {timeout_s:g} s ({_first_line(error)})"
         ) from error
-    return WeightsGroup(handle, address)
+    group = cast("ProcessGroup", handle)
+    _world.pg_group_ranks[group] = {member: member for member in range(address.world_size)}  # closing looks there
+    return WeightsGroup(group, address)
 
 
 def _await_store(address: GroupAddress, deadline: float, timeout_s: float) -> None:

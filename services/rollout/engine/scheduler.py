@@ -127,7 +127,7 @@ class Scheduler:
             self._on_crash(error)
 
     def _turn(self) -> None:
-        if not self._inbox and not self._can_work():
+        if not (self._inbox or self._can_work() or self._is_idle_awaited()):
             self._wake.wait()
         self._wake.clear()
         while self._inbox:
@@ -150,8 +150,11 @@ class Scheduler:
     def _set_stopping(self) -> None:
         self._stopping = True
 
+    def _is_idle_awaited(self) -> bool:
+        return bool(self._idle_waiters) and (self.paused or not self.batch.running or not self.weights.usable)
+
     def _settle_idle(self) -> None:
-        if self._idle_waiters and (self.paused or not self.batch.running or not self.weights.usable):
+        if self._is_idle_awaited():
             waiters, self._idle_waiters = self._idle_waiters, []
             for future, function in waiters:
                 _settle(future, function)
@@ -168,8 +171,9 @@ class Scheduler:
 
     def unusable_text(self) -> str:
         """Why generation is refused, and what helps."""
+        reason = (self.weights.invalid_reason or "").rstrip(".")
         return (
-            f"The engine has no valid weights: {self.weights.invalid_reason}. "
+            f"The engine has no valid weights: {reason}. "
             "Send a complete weight update, then retry."
         )
 

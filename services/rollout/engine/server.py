@@ -33,6 +33,7 @@ EXIT_DONE, EXIT_CRASHED, EXIT_BAD_CONFIG = 0, 1, 2
 CLOSE_TIMEOUT_S = 5.0
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
+STOPPING = "The engine is shutting down."
 
 
 class _Server(uvicorn.Server):
@@ -92,11 +93,12 @@ async def _serve(engine: Engine, listener: socket.socket, started: float, crash:
     drain: list[asyncio.Task[None]] = []
 
     def stop() -> None:
-        if drain or crash:
-            engine.scheduler.abort(None)
-            server.force_exit = bool(crash)
         server.should_exit = True
-        drain.append(asyncio.ensure_future(_drain(engine)))
+        server.force_exit = bool(crash)
+        if drain:  # asked twice: hurry
+            engine.scheduler.abort(None, message=STOPPING)
+        else:
+            drain.append(asyncio.ensure_future(_drain(engine)))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
@@ -119,7 +121,7 @@ async def _drain(engine: Engine) -> None:
     log.info("engine_draining", active=len(engine.collector.active), budget_s=budget_s)
     await asyncio.sleep(budget_s)
     log.warning("engine_drain_expired", active=len(engine.collector.active))
-    engine.scheduler.abort(None, message="The engine is shutting down.")
+    engine.scheduler.abort(None, message=STOPPING)
 
 
 def _application(engine: Engine) -> Application:

@@ -191,8 +191,10 @@ class WeightEndpoints:
             raise UpdateError("tensors are still being received; end the session after that call has answered")
 
         def close() -> bool:
-            if body.get("abort") is True and state.session is not None and not state.session.failure:
-                state.fail("the sender gave the update up")
+            if body.get("abort") is True:
+                state.require_session("end_weight_update")
+                state.give_up("the sender gave the update up")
+                return False
             return state.close_session(version=version, checksums=checksums, expected_names=expected)
 
         flush = state.session.flush if state.session is not None else False

@@ -79,7 +79,7 @@ class WeightState:
         if self.session is not None:
             if not (force or self.session.failure):
                 raise UpdateError("a weight-update session is already open; call end_weight_update() first")
-            self.fail("the session was replaced by a new one before it ended")
+            self.give_up("the session was replaced by a new one before it ended")
         self.session = Session()
 
     def require_session(self, operation: str) -> Session:
@@ -95,6 +95,12 @@ class WeightState:
         self.sequence += 1
         if self.session is not None and self.session.failure is None:
             self.session.failure = reason
+
+    def give_up(self, reason: str) -> None:
+        """Drop the open session; weights that it has not touched stay valid."""
+        session, self.session = self.session, None
+        if session is not None and (session.received or session.failure):
+            self.fail(session.failure or reason)
 
     def check(self, specs: Sequence[TensorSpec]) -> None:
         """Refuse tensors that do not belong to this model, naming them."""

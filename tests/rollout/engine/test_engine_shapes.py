@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+
 from tests.rollout.engine.conftest import captures
 from tests.rollout.engine.engine_process import EngineProcess, Reply
 

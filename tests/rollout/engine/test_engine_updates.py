@@ -120,7 +120,7 @@ def test_a_missing_tensor_is_named_and_a_full_update_repairs(
 
 def test_a_partial_update_does_not_repair(engine: EngineProcess, sender: WeightSender, new_tensors: Named) -> None:
     engine.post("/begin_weight_update", {})
-    finish(engine, abort=True)
+    assert finish(engine, expected_names=["model.norm.weight"]).status == 400
     engine.post("/begin_weight_update", {})
     assert sender.send(new_tensors[:3]).status == 200
     assert finish(engine, weight_version="10").status == 400
@@ -189,12 +189,31 @@ def test_a_trainer_that_never_joins_is_named_in_time(engine: EngineProcess) -> N
     assert time.monotonic() - started < 3
 
 
-def test_an_open_session_blocks_a_second_unless_forced(engine: EngineProcess) -> None:
+def test_an_open_session_blocks_a_second_unless_forced(
+    engine: EngineProcess, sender: WeightSender, new_tensors: Named
+) -> None:
     assert engine.post("/begin_weight_update", {}).status == 200
     assert "already open" in engine.post("/begin_weight_update", {}).json["message"]
     assert engine.post("/begin_weight_update", {"force": True}).status == 200
-    assert finish(engine).status == 400
+    assert engine.get("/model_info").json["weights_valid"]  # nothing was written
+    assert sender.send(new_tensors[:1]).status == 200
+    assert engine.post("/begin_weight_update", {"force": True}).status == 200
     assert_refuses(engine, "replaced")
+    assert finish(engine).status == 400
+    assert_refuses(engine, "incomplete")
+
+
+def test_giving_an_update_up_keeps_weights_that_it_did_not_touch(
+    engine: EngineProcess, sender: WeightSender, new_tensors: Named
+) -> None:
+    assert finish(engine, abort=True).status == 400
+    engine.post("/begin_weight_update", {})
+    assert finish(engine, abort=True).status == 200
+    assert version(engine) == "v0"
+    engine.post("/begin_weight_update", {})
+    assert sender.send(new_tensors[:1]).status == 200
+    assert finish(engine, abort=True).status == 200
+    assert_refuses(engine, "gave the update up")
 
 
 def test_requests_wait_while_a_session_is_open(engine: EngineProcess) -> None:
@@ -211,10 +230,10 @@ def test_requests_that_wait_when_an_update_fails_are_told(engine: EngineProcess)
     waiting = engine.later("/generate", {"text": "hello"})
     while engine.get("/v1/loads").json["loads"][0]["num_waiting_reqs"] == 0:
         pass
-    assert finish(engine, abort=True).status == 400
+    assert finish(engine, expected_names=["model.norm.weight"]).status == 400
     reply = waiting.result(10)
     assert reply.status == 503
-    assert "gave the update up" in reply.json["message"]
+    assert "model.norm.weight did not arrive" in reply.json["message"]
 
 
 @pytest.mark.parametrize("flush", [False, True])

@@ -1,4 +1,4 @@
-"""The trainer's side of a weight update, as SGLang wants it: a store, a gloo group beside the default one, broadcasts."""
+"""The trainer's side of a weight update as SGLang wants it: a store, a gloo group of its own, broadcasts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class WeightSender:
         return self._pool.submit(self.post, path, body)
 
     def join(self) -> Any:
-        from torch.distributed.distributed_c10d import Backend, GroupName, _new_process_group_helper
+        from torch.distributed.distributed_c10d import Backend, GroupName, _new_process_group_helper, _world
 
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -50,6 +50,7 @@ class WeightSender:
         self.handle, _ = _new_process_group_helper(
             size, rank, [], Backend("gloo"), prefix, group_name=name, timeout=TIMEOUT
         )
+        _world.pg_group_ranks[self.handle] = {0: 0, 1: 1}
         self._store = store
         return answer.result()
 
