@@ -181,9 +181,12 @@ def _emit(logger: object, level: str, fields: MutableMapping[str, Any]) -> str:
     return ""
 
 
+_PROCESSORS: list[structlog.typing.Processor] = [_emit]  # one list for ever: cached loggers hold it, and so do captures
+
+
 def _configure_structlog() -> None:
     structlog.configure(
-        processors=[_emit],
+        processors=_PROCESSORS,
         wrapper_class=BoundLogger,
         context_class=dict,
         logger_factory=lambda *args: None,

@@ -100,7 +100,7 @@ def decode_value(encoded: object) -> Value:
     kind, *numbers = encoded
     if kind == "mean" and len(numbers) == 2:
         return Mean(decode_number(numbers[0]), decode_number(numbers[1]))
-    if kind in _KINDS and len(numbers) == 1:
+    if isinstance(kind, str) and kind in _KINDS and len(numbers) == 1:
         return _KINDS[kind](decode_number(numbers[0]))
     raise ValueError(f"a value must be ['mean', sum, count] or [{'|'.join(_KINDS)}, number], got {encoded!r:.100}")
 

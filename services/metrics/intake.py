@@ -103,7 +103,7 @@ class Intake:
         if record.get("event") == "metrics":  # type: ignore[union-attr]
             try:
                 part = read_part(record)  # type: ignore[arg-type]
-            except ValueError as error:
+            except (ValueError, TypeError, ArithmeticError) as error:  # whatever stands in it: never the batch's end
                 self._counts.num_bad_metrics += 1
                 self._rows.report(batch.producer, str(error))
             else:

@@ -50,9 +50,15 @@ class RowStore:
         for problem in merge(stored.step, part, producer=producer, incarnation=incarnation):
             self.report(f"{part.key.axis} {part.key.step}", problem)
         contribution = stored.step.contributions[part.part, producer]
+        try:
+            body = dump_contribution(contribution)
+        except (TypeError, ValueError, ArithmeticError) as error:  # one bad record must not block the rest for ever
+            self._cache.pop(part.key, None)
+            self.report(f"{part.key.axis} {part.key.step}", f"cannot be kept: {error!r}")
+            return
         self._connection.execute(
             "INSERT OR REPLACE INTO contributions VALUES (?, ?, ?, ?, ?)",
-            (stored.step_id, part.part, producer, contribution.incarnation, dump_contribution(contribution)),
+            (stored.step_id, part.part, producer, contribution.incarnation, body),
         )
         self._dirty[part.key] = stored
 
@@ -97,7 +103,11 @@ class RowStore:
         """1, or 0 when nothing changed."""
         self._waiting.pop(stored.step.key, None)
         amends = stored.last_row_id is not None
-        body, conflicts = row_line(stored.step, complete=stored.step.is_complete, amends=amends)
+        try:
+            body, conflicts = row_line(stored.step, complete=stored.step.is_complete, amends=amends)
+        except (TypeError, ValueError, ArithmeticError) as error:  # one bad row must not block the rest for ever
+            self.report(f"{stored.step.key.axis} {stored.step.key.step}", f"cannot be reduced: {error!r}")
+            return 0
         if amends:
             prior = self._connection.execute("SELECT body FROM rows WHERE id = ?", (stored.last_row_id,)).fetchone()
             if prior and _same_but_for_mark(prior[0], body):

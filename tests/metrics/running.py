@@ -58,8 +58,9 @@ class MetricsProcess:
 
     def _serves(self) -> bool:
         entry = addresses.find(self.run_dir, "metrics")
-        ours = entry is not None and self.process is not None and entry.pid == self.process.pid
-        return ours and rpc.is_serving(entry.grpc or "", NAME)
+        if entry is None or self.process is None or entry.pid != self.process.pid:
+            return False
+        return rpc.is_serving(entry.grpc or "", NAME)
 
     @property
     def address(self) -> str:

@@ -89,7 +89,15 @@ GOOD = {"event": "metrics", "axis": "train/step", "step": 1, "part": "a", "parts
 
 WRONG: list[dict[str, object]] = [
     *({"axis": "x"}, {"step": "1"}, {"step": 1.5}, {"step": True}, {"step": 2**63}, {"part": 1}, {"parts": "a"}),
-    *({"values": []}, {"values": None}, {"attempt": None}, {"rollout_id": "x"}, {"run": 3}),
+    *(
+        {"axis": ["train/step"]},
+        {"part": ["a"]},
+        {"values": []},
+        {"values": None},
+        {"attempt": None},
+        {"rollout_id": "x"},
+        {"run": 3},
+    ),
 ]
 
 
@@ -100,6 +108,8 @@ def test_record_without_a_place_is_refused(wrong: dict[str, object]) -> None:
 
 
 def test_bad_value_costs_only_itself() -> None:
-    said = read_part({**GOOD, "values": {"x": ["last", 1], "y": ["last", "1"], "z": ["mean", 1], "w": 3}})
+    said = read_part(
+        {**GOOD, "values": {"x": ["last", 1], "y": ["last", "1"], "z": ["mean", 1], "w": 3, "v": [[], 1], "u": [{}, 1]}}
+    )
     assert said.values == {"x": Last(1)}
-    assert len(said.bad_values) == 3
+    assert len(said.bad_values) == 5

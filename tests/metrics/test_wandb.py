@@ -37,7 +37,10 @@ def test_run_is_one_over_a_restart_and_each_value_is_over_its_axis(make: Make) -
     train, rollout = first.points
     assert math.isnan(train.pop("train/x"))
     assert without(train, "train/attempt") == {
-        "train/step": 7, "train/loss": 0.5, "train/x/nonfinite": 1, "train/rollout_id": 2
+        "train/step": 7,
+        "train/loss": 0.5,
+        "train/x/nonfinite": 1,
+        "train/rollout_id": 2,
     }
     assert without(rollout, "rollout/attempt") == {"rollout/step": 2, "perf/a": 1, "rollout/b": 2}
     assert [without(point, "eval/attempt") for point in second.points] == [{"eval/step": 1, "eval/x": 3}]

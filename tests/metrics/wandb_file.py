@@ -1,5 +1,6 @@
 """Reads the file of an offline wandb run: a header, then LevelDB's log format holding protobuf records."""
 
+import importlib
 import json
 import struct
 from collections.abc import Iterator
@@ -33,11 +34,10 @@ def read_runs(folder: Path) -> list[OfflineRun]:
 
 def read_run(path: Path) -> OfflineRun:
     """One file."""
-    from wandb.proto import wandb_internal_pb2
-
+    messages = importlib.import_module("wandb.proto.wandb_internal_pb2")
     run = OfflineRun()
     for content in _records(path.read_bytes()):
-        record = wandb_internal_pb2.Record()
+        record = messages.Record()
         record.ParseFromString(content)
         kind = record.WhichOneof("record_type")
         if kind == "run":
