@@ -93,10 +93,18 @@ class Checkpoints:
             log.warning("checkpoint_incomplete_removed", folder=path.name)
             shutil.rmtree(path, ignore_errors=True)
 
-    def save(self, meta: Meta, *, rollout_state: bytes, write: Callable[[Path], None]) -> Checkpoint:
+    def save(
+        self,
+        meta: Meta,
+        *,
+        rollout_state: bytes,
+        write: Callable[[Path], None],
+        before_commit: Callable[[], None] = lambda: None,
+    ) -> Checkpoint:
         """Write one checkpoint durably, then remove those beyond the number to keep.
 
-        write: puts the trainer's files into the folder it is given. Raises CheckpointError; older ones are intact then.
+        write: puts the trainer's files into the folder it is given. before_commit: called when all is written and
+        nothing counts yet. Raises CheckpointError; older ones are intact then.
         """
         final = self._root / f"rollout_{meta.rollout_id:06d}"
         hidden = self._root / f"{HIDDEN}{final.name}"
@@ -106,6 +114,7 @@ class Checkpoints:
             write(hidden)
             (hidden / ROLLOUT_STATE).write_bytes(rollout_state)
             _seal(hidden, meta)
+            before_commit()
             if final.exists():  # damaged, or saved by an attempt that was given up: it must not stand in the way
                 _set_aside(final)
             hidden.rename(final)

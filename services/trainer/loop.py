@@ -4,6 +4,7 @@ Sees a Backend and a Session, never a process group or a sharded tensor. A stop 
 with a checkpoint.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +28,9 @@ from services.trainer.session import Session
 from services.trainer.status import Status
 
 log = structlog.get_logger()
+
+FLUSH_LIMIT_S = 1.0
+"""How long a checkpoint may wait for the metrics service to have the iteration's numbers on disk."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +88,8 @@ class Loop:
                 break
             iteration = self._train_and_publish(rollout_id, received)
             done = rollout_id + 1
-            self._save_if_due(rollout_id)
             self._evaluate_if_due(rollout_id)
-            began = self._tell(iteration, began)
+            began = self._save_and_tell(rollout_id, iteration, began)
         return self._end(done)
 
     def _must_stop(self) -> bool:
@@ -154,15 +157,37 @@ class Loop:
         parts.rows.write(format_row(row))
         return now
 
-    def _save_if_due(self, rollout_id: int) -> None:
-        run = self._parts.config.run
-        last = rollout_id + 1 == run.num_rollout
-        if last or (run.save_interval and (rollout_id + 1) % run.save_interval == 0):
-            self._save(rollout_id)
+    def _save_and_tell(self, rollout_id: int, iteration: _Trained, began: float) -> float:
+        """Save if due, and tell; when the next iteration began.
 
-    def _save(self, rollout_id: int) -> None:
+        An iteration's numbers are on disk in the metrics service before its checkpoint counts: a kill in between
+        repeats the iteration, and loses no row.
+        """
+        run, telemetry = self._parts.config.run, self._parts.telemetry
+        last = rollout_id + 1 == run.num_rollout
+        if not last and (not run.save_interval or (rollout_id + 1) % run.save_interval):
+            return self._tell(iteration, began)
+        next_began = began
+
+        def tell() -> None:
+            nonlocal next_began
+            next_began = self._tell(iteration, began)
+            if telemetry.stats.connected:  # else the spool has them: training does not wait for a service that is away
+                telemetry.flush(FLUSH_LIMIT_S)
+
+        self._save(rollout_id, before_commit=tell)
+        return next_began
+
+    def _save(self, rollout_id: int, *, before_commit: Callable[[], None] = lambda: None) -> None:
         parts = self._parts
-        with parts.status.stage("saving"):
+        saving = contextlib.ExitStack()
+
+        def told() -> None:
+            saving.close()  # the row shows how long the writing took
+            before_commit()
+
+        with saving:
+            saving.enter_context(parts.status.stage("saving"))
             state = parts.backend.state()
             assert state is not None  # rank 0 has it
             meta = Meta(
@@ -174,7 +199,7 @@ class Loop:
                 advisory=parts.advisory,
             )
             write = checkpoint_writer(state, parts.config.model)
-            parts.checkpoints.save(meta, rollout_state=parts.session.state, write=write)
+            parts.checkpoints.save(meta, rollout_state=parts.session.state, write=write, before_commit=told)
             parts.session.commit_checkpoint(rollout_id)
         self._saved = rollout_id
         parts.status.update(checkpoint_rollout_id=rollout_id)

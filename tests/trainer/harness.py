@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from furlong import records
@@ -38,6 +39,10 @@ class CaughtTelemetry:
         self.parts.append((axis, part, tuple(parts)))
 
     def record(self, obj: dict[str, object]) -> None: ...
+
+    @property
+    def stats(self) -> SimpleNamespace:
+        return SimpleNamespace(connected=True)
 
     def flush(self, timeout_s: float) -> bool:
         return True
