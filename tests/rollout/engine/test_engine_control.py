@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 from tests.rollout.engine.engine_process import EngineProcess, Reply
 
 COUNT = 60
-BODY = {"text": "hello", "return_logprob": True, "sampling_params": {"max_new_tokens": COUNT, "ignore_eos": True}}
-SEEDED = BODY | {"sampling_params": {**BODY["sampling_params"], "sampling_seed": 3}}  # type: ignore[dict-item]
+PARAMS = {"max_new_tokens": COUNT, "ignore_eos": True}
+BODY: dict[str, Any] = {"text": "hello", "return_logprob": True, "sampling_params": PARAMS}
+SEEDED = BODY | {"sampling_params": PARAMS | {"sampling_seed": 3}}
 
 
-def start(engine: EngineProcess, body: dict[str, object] = BODY, count: int = 1) -> Future[Reply]:
+def start(engine: EngineProcess, body: dict[str, Any] = BODY, count: int = 1) -> Future[Reply]:
     engine.post("/slow_down", {"forward_sleep_time": 0.01})
     reply = engine.later("/generate", body)
     engine.await_running(count)

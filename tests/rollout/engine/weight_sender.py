@@ -47,9 +47,9 @@ class WeightSender:
         store, rank, size = next(iter(dist.rendezvous(url, 0, 2, timeout=TIMEOUT)))
         prefix = dist.PrefixStore(self.group, store)
         name = GroupName(self.group)
-        self.handle, _ = _new_process_group_helper(
-            size, rank, [], Backend("gloo"), prefix, group_name=name, timeout=TIMEOUT
-        )
+        handle, _ = _new_process_group_helper(size, rank, [], Backend("gloo"), prefix, group_name=name, timeout=TIMEOUT)
+        assert isinstance(handle, dist.ProcessGroup)
+        self.handle = handle
         _world.pg_group_ranks[self.handle] = {0: 0, 1: 1}
         self._store = store
         return answer.result()
