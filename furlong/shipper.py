@@ -114,8 +114,8 @@ class Shipper(threading.Thread):
     # -- one turn
 
     def _wait(self) -> None:
-        self.idle = True
-        if not self._happened and not (len(self._records) and self._can_take()) and not self.urgent:
+        self.idle = self._can_take()  # else a record changes nothing, and waking costs its caller time
+        if not self._happened and not (self.idle and len(self._records)) and not self.urgent:
             busy = len(self._records) or self._memory or self._window or self._connecting or self._spool.has_unread
             self.wake.wait(0.1 if busy else 0.5)
         self.idle = False
@@ -251,12 +251,14 @@ class Shipper(threading.Thread):
         if not (self._memory or len(self._records)):
             return False
         if self._stream is not None:
-            return self._spool.has_unread and self._records.is_half_full
+            return not self._can_take() and self._records.is_half_full
         patient = self._find_address is not None and self.close_deadline is None
         return not patient or now - self._away_since > GRACE_S or self._records.is_half_full
 
     def _to_disk(self) -> None:
         """Move what is in memory to the spool. On a full disk it stays in memory, where the queue's bound holds."""
+        if not self._window_to_disk():
+            return
         while True:
             if not self._memory:
                 batch = self._number(self._take())
@@ -269,6 +271,18 @@ class Shipper(threading.Thread):
                 self.last_error = f"spool: {error}"
                 return
             self._memory.popleft()
+
+    def _window_to_disk(self) -> bool:
+        """First what was sent and is not acknowledged, so that the spool's order is that of the numbers."""
+        for sent in self._window:
+            if sent.source is None:
+                try:
+                    self._spool.append(sent.batch, is_read=True)
+                except OSError as error:
+                    self.last_error = f"spool: {error}"
+                    return False
+                sent.source = self._spool
+        return True
 
     # -- flush, close, drops
 

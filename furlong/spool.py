@@ -88,8 +88,11 @@ class Spool:
     def has_unread(self) -> bool:
         return bool(self._segments) and self._segments[-1].last > self._read_through
 
-    def append(self, batch: Batch) -> None:
-        """Store a batch that follows those before. Raises OSError (a full disk); then nothing of it is stored."""
+    def append(self, batch: Batch, *, is_read: bool = False) -> None:
+        """Store a batch that follows those before. Raises OSError (a full disk); then nothing of it is stored.
+
+        is_read: it was sent already; it is read again only after `rewind`.
+        """
         if self._lock is None and not self._take_lock():
             raise OSError(f"the spool {self.stem} is held by another process")
         numbered = list(enumerate(batch.records, batch.first_sequence))
@@ -110,6 +113,8 @@ class Spool:
         segment.last = batch.last_sequence
         for _, record in numbered:
             segment.bytes_by_priority[record.priority] += len(record.body)
+        if is_read:
+            self._read_through = batch.last_sequence
 
     def read(self, *, max_records: int, max_bytes: int) -> Batch | None:
         """The next records, not yet read since the start or since `rewind`. None: there are none."""

@@ -19,7 +19,7 @@ from furlong.config import RunConfig
 from furlong.jsonline import NO_SECRETS, Secrets, to_line
 from furlong.recordqueue import Priority, RecordQueue
 from furlong.rundir import RunDir
-from furlong.shipper import FlushRequest, Shipper
+from furlong.shipper import MAX_BATCH_RECORDS, FlushRequest, Shipper
 from furlong.spool import Spool, left_over
 
 MAX_RECORD_BYTES = 4 * 1024 * 1024 - 1024
@@ -72,6 +72,7 @@ class Telemetry:
         self._find_address: Callable[[], str | None] | None = find_address
         self._spool_folder, self._spool_bytes = spool_folder, spool_bytes
         self._queue = RecordQueue(max_records=queue_records, max_bytes=_QUEUE_BYTES)
+        self._wake_at = (MAX_BATCH_RECORDS, queue_records // 2 + 1)
         self._closed = False
         self._warned: set[str] = set()
         self._started = False
@@ -222,7 +223,7 @@ class Telemetry:
         waiting = self._queue.put(line, priority)
         if not self._started:
             self._start()
-        if self._shipper.idle or waiting == 256:
+        if self._shipper.idle or waiting in self._wake_at:
             self._shipper.wake.set()
 
     def _send(self, fields: Mapping[str, object]) -> bool:

@@ -20,7 +20,9 @@ def steps_of(service: MetricsProcess) -> list[object]:
     return [row["step"] for row in service.rows()]
 
 
-@pytest.mark.parametrize("after_acks", [1, 40, 150])
+@pytest.mark.parametrize(
+    "after_acks", [40, pytest.param(1, marks=pytest.mark.slow), pytest.param(150, marks=pytest.mark.slow)]
+)
 def test_killed_in_a_burst_it_has_every_acknowledged_record_once(make: Make, after_acks: int) -> None:
     service = make().start()
     batches = [batch([part(n, {"train/loss": ["last", n]})], first=n) for n in range(1, 401)]
@@ -64,7 +66,10 @@ def test_telemetry_bridges_a_kill_and_another_port(make: Make) -> None:
     assert steps_of(service) == list(range(1, 301))
 
 
-def test_calls_stay_fast_while_the_service_is_stopped_and_catch_up_after(make: Make) -> None:
+def test_calls_stay_fast_while_the_service_is_stopped_and_catch_up_after(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("furlong.shipper.STALL_S", 1.0)
     service = make().start()
     telemetry = service.telemetry()
     telemetry.record({"event": "first"})
@@ -83,6 +88,24 @@ def test_calls_stay_fast_while_the_service_is_stopped_and_catch_up_after(make: M
     telemetry.close(5)
     service.flush()
     assert steps_of(service) == list(range(1, 2001))
+
+
+def test_order_holds_when_a_stopped_service_fills_queue_and_spool(make: Make) -> None:
+    service = make(telemetry_queue_size=500).start()
+    telemetry = service.telemetry()
+    telemetry.record({"event": "first"})
+    assert telemetry.flush(10)
+    service.signal(signal.SIGSTOP)
+    for step in range(1, 6001):
+        telemetry.metrics("train/step", step, {"train/loss": Last(step)}, part="trainer", parts=["trainer"])
+        if step % 200 == 0:
+            until(lambda: telemetry.stats.num_waiting < 250, "room in the queue")
+    assert telemetry.stats.num_dropped == 0
+    service.signal(signal.SIGCONT)
+    assert telemetry.flush(20)
+    telemetry.close(5)
+    service.flush()
+    assert steps_of(service) == list(range(1, 6001))
 
 
 def test_spool_of_a_dead_producer_is_collected_at_the_start(make: Make) -> None:
