@@ -5,6 +5,7 @@ its own turn, and some run code from their body. Rollout makes them on the engin
 """
 
 import enum
+import functools
 from urllib.parse import unquote
 
 CONTROL = frozenset(("/workers", "/add_worker", "/remove_worker", "/list_workers", "/healthz", "/readyz"))
@@ -70,6 +71,7 @@ class PathKind(enum.Enum):
     """Passed to one worker."""
 
 
+@functools.lru_cache(maxsize=256)
 def kind_of(path: str) -> PathKind:
     """What a path is for. path: without query, as sent or decoded."""
     if path in CONTROL or path.startswith(CONTROL_FOLDERS):

@@ -35,6 +35,7 @@ class ClientConnection(HttpToolsProtocol):
 
     max_head_bytes = 64 * 1024
     _head_bytes = 0  # since the read after the one that the head began in
+    _read_bytes = 0  # in the newest read
     _in_head = True
 
     def on_message_begin(self) -> None:
@@ -44,7 +45,9 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        size_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        size_bytes = self._head_bytes + self._read_bytes
+        if size_bytes > self.max_head_bytes:  # of which other parts of what was read may make up the most
+            size_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         cast(dict[str, Any], self.scope)["extensions"] = {  # Any: ASGI's open table
             "furlong.target": self.url,
             "furlong.upgrade": self.parser.should_upgrade(),
@@ -54,6 +57,7 @@ class ClientConnection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
+        self._read_bytes = len(data)
         self._head_bytes += len(data)
         super().data_received(data)
         if self._in_head and self._head_bytes > self.max_head_bytes and not self.transport.is_closing():
@@ -130,6 +134,7 @@ async def serve_http(
         ws="none",
         lifespan="off",
         log_config=None,
+        proxy_headers=False,
         access_log=False,
         server_header=False,
         date_header=False,
