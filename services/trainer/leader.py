@@ -21,7 +21,7 @@ from services.trainer.fsdp_backend import FsdpBackend
 from services.trainer.loop import Loop, Parts
 from services.trainer.publisher import Publisher
 from services.trainer.ranks import STOP_KEY, Everyone, PeerWatch
-from services.trainer.rendezvous import STORE, Rendezvous, meet, open_store
+from services.trainer.rendezvous import STORE, Rendezvous, leave, meet, open_store
 from services.trainer.row_writer import RowWriter
 from services.trainer.servicer import SERVICE, TrainerServicer
 from services.trainer.session import Session
@@ -36,7 +36,9 @@ def lead(context: ServiceContext, checkpoints: Checkpoints, rows: RowWriter) -> 
     config = context.config
     set_up_torch(config)
     status = Status()
-    with _serving(context, status) as server:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(_serving(context, status))
+        stack.callback(leave)
         store = open_store(config, context.run_dir)
         addresses.publish(
             context.run_dir,

@@ -94,6 +94,12 @@ def meet(config: RunConfig, run_dir: RunDir, *, rank: int, own_store: TCPStore |
     return Rendezvous(info, store, peers)
 
 
+def leave() -> None:
+    """Take torch's default group down, if there is one."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 def _join(config: RunConfig, run_dir: RunDir, rank: int, deadline: float) -> TCPStore:
     """Another rank: find rank 0's store and join it, unless this rank has joined it before."""
     limit = timedelta(seconds=config.trainer.distributed_timeout_s)

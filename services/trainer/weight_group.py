@@ -28,7 +28,7 @@ class WeightGroup:
 
     def __init__(self, group: ProcessGroup, name: str, *, timeout_s: float) -> None:
         self.name = name
-        self._group = group
+        self._group: ProcessGroup | None = group
         self._timeout_s = timeout_s
 
     @classmethod
@@ -61,6 +61,7 @@ class WeightGroup:
 
     def broadcast(self, flat: torch.Tensor, *, check: Callable[[], None]) -> None:
         """Send bytes to every engine. check: as in join."""
+        assert self._group is not None  # not dropped
         options = distributed_c10d.BroadcastOptions()
         options.rootRank, options.rootTensor, options.asyncOp = 0, 0, True
         options.timeout = timedelta(seconds=self._timeout_s)
@@ -77,8 +78,13 @@ class WeightGroup:
             raise GroupFailed(f"group {self.name}: a broadcast failed: {error}") from error
 
     def drop(self) -> None:
-        """Let the group go, in the background: closing one with a stuck operation waits for its time-out."""
-        threading.Thread(target=_forget, args=(self._group, self.name), name="drop-weight-group", daemon=True).start()
+        """Let the group go, in the background: closing one with a stuck operation waits for its time-out.
+
+        The thread alone owns it then, so that nobody else waits for it.
+        """
+        owned = [self._group]
+        self._group = None
+        threading.Thread(target=_forget, args=(owned, self.name), name="drop-weight-group", daemon=True).start()
 
 
 def _make_group(store: TCPStore, name: str, world_size: int, backend: str, timeout_s: float) -> ProcessGroup:
@@ -96,7 +102,10 @@ def _make_group(store: TCPStore, name: str, world_size: int, backend: str, timeo
     return group
 
 
-def _forget(group: ProcessGroup, name: str) -> None:
+def _forget(owned: list[ProcessGroup | None], name: str) -> None:
+    group = owned.pop()
+    if group is None:  # dropped before; torch would take None for its default group
+        return
     try:
         torch.distributed.destroy_process_group(group)
     except (RuntimeError, ValueError, KeyError) as error:

@@ -42,7 +42,10 @@ class Receiver:
     def receive(self, bucket: weights_pb2.Bucket) -> None:
         assert self._group is not None
         flat = torch.empty(sum(spec.size_bytes for spec in bucket.tensors), dtype=torch.uint8)
-        self._group.broadcast([flat]).wait()
+        try:
+            self._group.broadcast([flat]).wait()
+        except RuntimeError:  # the trainer gave this update up
+            return
         parts = flat.split([spec.size_bytes for spec in bucket.tensors])
         for spec, part in zip(bucket.tensors, parts, strict=True):
             self.tensors[spec.name] = part.clone().view(getattr(torch, spec.dtype)).view(tuple(spec.shape))

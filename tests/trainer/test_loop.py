@@ -111,7 +111,10 @@ def test_resume_is_bit_for_bit_an_unbroken_run(
     assert weights(tmp_path, 3) == weights(tmp_path, 3, "broken")
 
 
-@pytest.mark.parametrize("moment", ["NextBatch", "SaveState", "BeginWeightUpdate", "ReceiveBucket 0"])
+SLOW_MOMENTS = [pytest.param(name, marks=pytest.mark.slow) for name in ("SaveState", "BeginWeightUpdate")]
+
+
+@pytest.mark.parametrize("moment", ["NextBatch", "ReceiveBucket 0", *SLOW_MOMENTS])
 def test_rollout_killed_at_any_moment_changes_nothing(
     place: Place, make_config: ConfigMaker, model_dir: Path, tmp_path: Path, moment: str
 ) -> None:
@@ -183,7 +186,10 @@ def test_update_that_always_fails_is_an_error_that_names_it(place: Place, make_c
     assert place.fake.calls.count("AbortWeightUpdate") == 2 and place.fake.versions == []
 
 
-@pytest.mark.parametrize("step", ["BeginWeightUpdate", "ReceiveBucket 0", "CommitWeightUpdate"])
+@pytest.mark.parametrize(
+    "step",
+    ["ReceiveBucket 0", *(pytest.param(f"{name}WeightUpdate", marks=pytest.mark.slow) for name in ("Begin", "Commit"))],
+)
 def test_silent_update_ends_within_its_limit(place: Place, make_config: ConfigMaker, step: str) -> None:
     released = threading.Event()
     place.fake.before[step] = holding(released, 20.0)
