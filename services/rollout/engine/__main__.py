@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from services.rollout.engine.options import parse_options
+from services.rollout.engine.options import EngineOptions, parse_options
+
+BAD_CONFIG = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,9 +21,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     die_with_parent(options.parent_pid)
     configure(instance=options.instance, level=options.log_level)
 
+    if not _check_model(options):
+        return BAD_CONFIG
     from services.rollout.engine.server import serve
 
     return serve(options)
+
+
+def _check_model(options: EngineOptions) -> bool:
+    """Refuse a model before the seconds that importing torch takes."""
+    import structlog
+
+    from services.rollout.engine.architecture import UnsupportedModelError, load_config
+
+    try:
+        load_config(Path(options.model_path))
+    except UnsupportedModelError as error:
+        structlog.get_logger().error("engine_refused", model_path=options.model_path, error=str(error))
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ class Batch:
         self.by_slot: list[Sample | None] = [None] * num_slots
         self.running: dict[Sample, None] = {}  # in order of admission
         self.reserved_tokens = 0
+        self.poisoned = False
+        """Whether something that is not a number may be in the cache: there even a weight of 0 would spread it."""
         self._free = list(range(max_running))
         self._tokens = np.zeros(num_slots, dtype=np.int64)
         self._positions = np.zeros(num_slots, dtype=np.int64)
@@ -76,6 +78,7 @@ class Batch:
         known = [self._known(sample) for sample in leaders.values()]
         self.model.cache.reserve(max(sample.reserved_tokens for sample in samples))
         hidden = self.model.prefill(known, [sample.slot for sample in leaders.values()])
+        self.poisoned |= not bool(hidden.sum().isfinite())
         rows = self._share(samples, leaders, [len(item) for item in known], hidden)
         fresh = [sample for sample in samples if not sample.output_ids or not sample.replay]
         for sample in fresh:

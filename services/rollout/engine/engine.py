@@ -33,7 +33,7 @@ SGLANG_VERSION = "0.5.23"
 
 @dataclass
 class Engine:
-    """A loaded engine. `served_model_name` and `model_path` follow updates from disk."""
+    """A loaded engine. `model_path` follows updates from disk."""
 
     options: EngineOptions
     config: ModelConfig

@@ -126,16 +126,14 @@ class Application:
                 await send({"type": "websocket.close", "code": 1000})
             return
         handler = self._find(scope["path"], scope["method"])
-        if isinstance(handler, Answer):
-            await _read_body(receive)
-            await _send(send, handler)
-            return
         try:
             body = await _read_body(receive)
         except RequestError as error:
             await _send(send, error_answer(error))
             return
-        if body is not None:
+        if isinstance(handler, Answer):
+            await _send(send, handler)
+        elif body is not None:
             await _serve(handler, _request(scope, body), receive, send)
 
     def _find(self, path: str, method: str) -> Handler | Answer:

@@ -17,6 +17,7 @@ from torch import Tensor
 from services.rollout.engine.architecture import ModelConfig
 
 CHUNK = 64  # positions
+FIRST_CHUNKS = 4
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class KVCache:
         heads = np.arange(self.num_heads, dtype=np.int64)
         self._heads = heads[None, :]
         self._key_rows = np.arange(self.head_dim, dtype=np.int64) * CHUNK
-        self.reserve(4 * CHUNK)
+        self.reserve(FIRST_CHUNKS * CHUNK)
 
     @staticmethod
     def bytes_per_token(config: ModelConfig) -> int:
@@ -71,9 +72,9 @@ class KVCache:
         self.generation += 1
 
     def clear(self) -> None:
-        """Forget everything, also what a broken model may have left (NaN)."""
-        for tensor in (*self.keys, *self.values):
-            tensor.zero_()
+        """Forget everything, also what a broken model may have left (NaN); give the memory back."""
+        self.keys, self.values, self.num_chunks = [], [], 0
+        self.reserve(FIRST_CHUNKS * CHUNK)
 
     def copy_slot(self, source: int, target: int, *, num_positions: int) -> None:
         """Give `target` the first positions of `source`."""

@@ -134,6 +134,9 @@ class Scheduler:
             self._inbox.popleft()()
         self._settle_idle()
         if self._can_work():
+            if self.batch.poisoned and not self.batch.running:
+                self.model.cache.clear()
+                self.batch.poisoned = False
             if self.waiting and not self._idle_waiters:
                 self._admit()
             if self.batch.running:
@@ -172,10 +175,7 @@ class Scheduler:
     def unusable_text(self) -> str:
         """Why generation is refused, and what helps."""
         reason = (self.weights.invalid_reason or "").rstrip(".")
-        return (
-            f"The engine has no valid weights: {reason}. "
-            "Send a complete weight update, then retry."
-        )
+        return f"The engine has no valid weights: {reason}. Send a complete weight update, then retry."
 
     def _refuse(self, sample: Sample, text: str) -> None:
         sample.finish_error = text
@@ -219,6 +219,7 @@ class Scheduler:
         self.counters.generated_tokens += 1
         logprob = sample.output_logprobs[-1]
         if logprob != logprob:  # NaN
+            self.batch.poisoned = True
             self._finish(sample, aborted("The model's output is not a number; its weights are broken.", status=500))
         elif token in sample.stop_ids or count >= params.max_new_tokens or params.stop or params.stop_regex:
             reason = finish_reason(sample, token, self._stops_of(sample))

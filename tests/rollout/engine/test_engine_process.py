@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.rollout.engine.engine_process import REPOSITORY, EngineProcess
 
@@ -55,6 +56,7 @@ def test_sigterm_lets_running_samples_end_and_exits_with_0(tmp_path: Path, check
     assert lines[1]["port"] == engine.port
 
 
+@pytest.mark.slow
 def test_a_drain_has_a_budget_and_gives_what_there_is(tmp_path: Path, checkpoint: Path) -> None:
     engine = EngineProcess(tmp_path, checkpoint, "--drain-timeout-s", "0.2")
     engine.post("/slow_down", {"forward_sleep_time": 0.05})

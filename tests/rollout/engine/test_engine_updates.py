@@ -216,6 +216,34 @@ def test_giving_an_update_up_keeps_weights_that_it_did_not_touch(
     assert_refuses(engine, "gave the update up")
 
 
+def test_a_stale_group_is_replaced(engine: EngineProcess, sender: WeightSender, new_tensors: Named) -> None:
+    successor = WeightSender(engine.port, sender.group)
+    sender.leave()
+    assert successor.join().status == 200
+    engine.post("/begin_weight_update", {})
+    assert successor.send(new_tensors).status == 200
+    assert finish(engine, weight_version="16").status == 200
+    sender.handle = successor.handle
+
+
+def test_weights_that_are_not_numbers_end_samples_and_leave_nothing_behind(
+    engine: EngineProcess, sender: WeightSender, new_tensors: Named, new_output: list[int]
+) -> None:
+    broken = [(name, torch.full_like(tensor, torch.nan)) for name, tensor in new_tensors]
+    engine.post("/begin_weight_update", {})
+    assert sender.send(broken, flush_cache=False).status == 200
+    assert finish(engine, weight_version="17").status == 200
+    for fields in ({}, {"params": {"max_new_tokens": 0}, "return_logprob": True, "logprob_start_len": 0}):
+        answer = engine.generate("a longer prompt", **fields)
+    answer = engine.generate("a longer prompt")
+    assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+    assert "not a number" in answer["meta_info"]["finish_reason"]["message"]
+    engine.post("/begin_weight_update", {})
+    assert sender.send(new_tensors, flush_cache=False).status == 200
+    assert finish(engine, weight_version="18").status == 200
+    assert engine.generate()["output_ids"] == new_output
+
+
 def test_requests_wait_while_a_session_is_open(engine: EngineProcess) -> None:
     engine.post("/begin_weight_update", {})
     waiting = engine.later("/generate", {"text": "hello", "sampling_params": {"max_new_tokens": 2}})
@@ -279,7 +307,7 @@ def test_a_folder_that_does_not_fit_changes_nothing(engine: EngineProcess, tmp_p
     assert engine.generate()["output_ids"] == before
 
 
-@pytest.mark.parametrize("with_head", [False, True])
+@pytest.mark.parametrize("with_head", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_tied_weights_and_an_engine_that_starts_empty(tmp_path: Path, with_head: bool) -> None:
     folder = make_checkpoint(tmp_path / "tied", kind="llama", tie_word_embeddings=True)
     tensors = [(name, tensor) for name, tensor in read_tensors(folder) if name != "lm_head.weight"]
