@@ -35,10 +35,12 @@ class EngineStartFailed(Exception):
 class EngineProcess:
     """A running child."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", url: str, output: Path) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", output: Path, output_start: int) -> None:
         self._process = process
-        self.url = url
-        self.output = output
+        self.url = ""
+        """Base address of its HTTP API. Empty until it answers."""
+        self._output = output
+        self._output_start = output_start
 
     @property
     def pid(self) -> int:
@@ -70,8 +72,8 @@ class EngineProcess:
         self._signal(signal.SIGKILL)
 
     def last_words(self) -> str:
-        """The end of its output."""
-        return last_words(self.output)
+        """The end of its output; not that of an earlier engine in the same file."""
+        return last_words(self._output, since=self._output_start)
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -97,6 +99,7 @@ async def start_engine(
                 raise
             log.warning("engine_port_taken", engine=name, port=place.port, attempt=attempt)
         finally:
+            port_file.unlink(missing_ok=True)
             if not process.url:
                 process.kill()
                 await process.wait()
@@ -107,6 +110,7 @@ def _spawn(config: RunConfig, place: EnginePlace, output: Path, inherited: Mappi
     """A session of its own, so that Ctrl-C reaches us alone and we can end all of its processes."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("ab") as file:
+        output_start = file.tell()
         try:
             process = subprocess.Popen(  # its leash needs this thread to be the main one: it ends with the process
                 engine_command(config, place),
@@ -118,7 +122,7 @@ def _spawn(config: RunConfig, place: EnginePlace, output: Path, inherited: Mappi
             )
         except OSError as error:
             raise EngineStartFailed(f"cannot start {engine_command(config, place)[0]}: {error.strerror}") from error
-    return EngineProcess(process, "", output)
+    return EngineProcess(process, output, output_start)
 
 
 async def _wait_ready(config: RunConfig, name: str, process: EngineProcess, place: EnginePlace) -> None:
@@ -179,12 +183,12 @@ def count_gpus() -> int:
     return sum(1 for path in Path("/dev").glob("nvidia[0-9]*"))
 
 
-def last_words(output: Path) -> str:
-    """The last few lines of an output file."""
+def last_words(output: Path, *, since: int = 0) -> str:
+    """The last few lines of an output file, of what stands after an offset in bytes."""
     try:
         with output.open("rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - LAST_WORDS_BYTES))
+            file.seek(max(since, file.tell() - LAST_WORDS_BYTES))
             return "\n".join(file.read().decode(errors="replace").splitlines()[-20:])
     except OSError:
         return ""

@@ -140,6 +140,13 @@ class Generator:
         return sample
 
     async def _post(self, name: str, request: Mapping[str, Any]) -> Any:  # Any: JSON
+        try:
+            async with asyncio.timeout(self.timeout_s):  # over all attempts, and over waits for a router that is away
+                return await self._post_until_answered(name, request)
+        except TimeoutError:
+            raise RequestFailed(f"no answer within {self.timeout_s:g} s (--rollout-request-timeout-s)") from None
+
+    async def _post_until_answered(self, name: str, request: Mapping[str, Any]) -> Any:  # Any: the engine's JSON
         attempt = 0
         while True:
             attempt += 1
@@ -154,8 +161,6 @@ class Generator:
                 status, retry_after, problem = 502, None, f"the answer is not JSON: {error}"
             except (aiohttp.ClientError, ConnectionError) as error:
                 status, retry_after, problem = None, None, f"{type(error).__name__}: {error}"
-            except TimeoutError:
-                raise RequestFailed(f"no answer within {self.timeout_s:g} s (--rollout-request-timeout-s)") from None
             delay_s = self.policy.delay_s(attempt, status=status, retry_after=retry_after)
             if delay_s is None:
                 raise RequestFailed(f"{problem} (attempt {attempt})")
@@ -169,7 +174,7 @@ class Generator:
             f"{self.router.http}/generate",
             data=body,
             headers={"Content-Type": "application/json"},
-            timeout=aiohttp.ClientTimeout(total=self.timeout_s),
+            timeout=aiohttp.ClientTimeout(total=None),  # the caller bounds it
         ) as response:
             return response.status, response.headers.get("Retry-After"), await response.read()
 

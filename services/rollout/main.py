@@ -81,9 +81,7 @@ async def serve(context: ServiceContext) -> AsyncGenerator[None]:
             session, router, limits.vocab_size, config.rollout.rollout_request_timeout_s, tokenizer.decode
         )
         maker = GroupMaker(generator, rewards, config.rollout.rollout_max_in_flight)
-        weights = WeightUpdates(
-            fleet, router, session, run=config.run.name, sglang=config.rollout.rollout_engine == "sglang"
-        )
+        weights = WeightUpdates(config, fleet, router, session)
         stack.push_async_callback(weights.close)
         servicer.parts = _assemble(context, prompts, sets, maker, fleet, weights, hooks)
         stack.push_async_callback(servicer.parts.reporter.finish)

@@ -145,6 +145,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServicer):
             parts = self._assembled()
             state = request.state if request.HasField("state") else None
             attempt = max(1, request.attempt)
+            await parts.reporter.finish()  # what is still under way belongs to the attempt before
             warnings = await parts.batches.restore(state, request.next_rollout_id, attempt)
             parts.weights.restart_versions(request.next_rollout_id)
             self._telemetry.attempt = attempt

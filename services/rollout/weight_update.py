@@ -5,7 +5,6 @@ rules of the sequence stand in weight_plan.py.
 """
 
 import asyncio
-import contextlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,16 +17,17 @@ import structlog
 
 from furlong.addresses import NotReachable
 from furlong.checksum import bytes_checksum
+from furlong.config import RunConfig
 from furlong.v1 import rollout_pb2
-from services.rollout.engine_http import EngineCallFailed, EngineHttp
+from services.rollout.engine_dialect import CpuDialect, EngineDialect, SglangDialect
+from services.rollout.engine_http import EngineHttp
 from services.rollout.fleet import READY, UPDATING, WAITING, Fleet, protos
 from services.rollout.participants import Failure, Participant, do_on_all, name_failures
 from services.rollout.refusal import Refused
 from services.rollout.router_link import RouterLink
-from services.rollout.verification import Parts, SentTensor, WrongBytes, find_contradiction, verify_sglang
+from services.rollout.verification import Parts, find_contradiction
+from services.rollout.weight_groups import WeightGroups
 from services.rollout.weight_plan import (
-    GroupKey,
-    Member,
     UpdatePlan,
     check_begin,
     check_bucket,
@@ -39,7 +39,6 @@ from services.rollout.weight_plan import (
 log = structlog.get_logger()
 
 T = TypeVar("T")
-RETRY_S = 0.2
 
 
 @dataclass
@@ -58,18 +57,15 @@ class Update:
 class WeightUpdates:
     """The weight updates of this rollout service, one after another."""
 
-    def __init__(
-        self, fleet: Fleet, router: RouterLink, session: aiohttp.ClientSession, *, run: str, sglang: bool
-    ) -> None:
+    def __init__(self, config: RunConfig, fleet: Fleet, router: RouterLink, session: aiohttp.ClientSession) -> None:
+        sglang = config.rollout.rollout_engine == "sglang"
+        self._dialect: EngineDialect = SglangDialect() if sglang else CpuDialect()
+        self._ranks_per_engine = config.rollout.rollout_num_gpus_per_engine
+        self._groups = WeightGroups(fleet, run=config.run.name)
         self._fleet = fleet
         self._router = router
         self._session = session
-        self._run = run
-        self._sglang = sglang
         self._update: Update | None = None
-        self._group: GroupKey | None = None
-        self._group_name = ""
-        self._stale_groups: dict[Member, list[str]] = {}
         self._last_told: Parts = {}
         self._lock = asyncio.Lock()
         self.newest_version: int | None = None
@@ -106,7 +102,7 @@ class WeightUpdates:
         return rollout_pb2.BeginWeightUpdateResponse(
             update_id=update.plan.update_id,
             group_name=update.group_name,
-            world_size=1 + len(update.participants),
+            world_size=self._world_size(update),
             group_is_new=update.plan.group_is_new,
             engines=protos(one.engine for one in update.participants),
         )
@@ -118,13 +114,10 @@ class WeightUpdates:
             self._fleet.set_state(one.engine, UPDATING)
         await self._settle_router(_left(started, request.timeout_s) / 2)
         participants = await self._prepare(candidates, _left(started, request.timeout_s))
-        key = self._key(participants, request)
-        is_new = key != self._group
-        if is_new:
-            await self._leave_stale_groups(participants, _left(started, request.timeout_s))
-            self._group, self._group_name = key, f"furlong-{self._run}-{uuid.uuid4().hex[:12]}"
+        limit_s = _left(started, request.timeout_s)
+        group_name, is_new = await self._groups.choose(participants, request, limit_s=limit_s)
         plan = UpdatePlan(uuid.uuid4().hex, request, is_new)
-        update = Update(plan, participants, self._group_name, started, time.monotonic())
+        update = Update(plan, participants, group_name, started, time.monotonic())
         self._update = update
         update.watchdog = asyncio.create_task(self._watch(update), name="weight-update-watchdog")
         return update
@@ -134,17 +127,17 @@ class WeightUpdates:
         update = self._open(update_id)
         check_join(update.plan)
         request = update.plan.request
-        self._remember_groups(update)
+        self._groups.note_joining(update.participants)
 
         async def one(participant: Participant) -> None:
             body = {
                 "master_address": request.master_address,
                 "master_port": request.master_port,
                 "rank_offset": participant.rank,
-                "world_size": 1 + len(update.participants),
+                "world_size": self._world_size(update),
                 "group_name": update.group_name,
                 "backend": request.backend,
-                **self._engine_limit(update),
+                **self._dialect.limit(update.plan),
             }
             await participant.http.post("/init_weights_update_group", body, timeout_s=update.plan.timeout_s)
             participant.engine.group_rank = participant.rank
@@ -165,7 +158,7 @@ class WeightUpdates:
             "group_name": update.group_name,
             "load_format": "flattened_bucket",
             "flush_cache": bucket.is_last,
-            **self._engine_limit(update),
+            **self._dialect.limit(update.plan),
         }
 
         async def one(participant: Participant) -> None:
@@ -193,7 +186,7 @@ class WeightUpdates:
             seconds=seconds,
         )
         return rollout_pb2.CommitWeightUpdateResponse(
-            engines=protos(served), seconds=seconds, verification="sampled" if self._sglang else "checksum"
+            engines=protos(served), seconds=seconds, verification=self._dialect.verification
         )
 
     async def abort(self, update_id: str, reason: str) -> None:
@@ -218,9 +211,9 @@ class WeightUpdates:
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "another call of this update is still running")
         return self._update
 
-    def _engine_limit(self, update: Update) -> dict[str, float]:
-        """The CPU engine can be told to wait no longer than we do; SGLang cannot."""
-        return {} if self._sglang else {"timeout_s": update.plan.timeout_s}
+    def _world_size(self, update: Update) -> int:
+        """Trainer rank 0 and every rank of every engine."""
+        return 1 + len(update.participants) * self._ranks_per_engine
 
     async def _candidates(self, timeout_s: float) -> list[Participant]:
         """The engines that answer; waits for one if all are only just starting. Raises Refused."""
@@ -247,28 +240,17 @@ class WeightUpdates:
         async def one(participant: Participant) -> None:
             http = participant.http
             await http.post("/pause_generation", {"mode": "abort"}, timeout_s=timeout_s)
-            await self._open_session(http, timeout_s)
+            await self._dialect.open_session(http, timeout_s=timeout_s)
 
         failures = await do_on_all(self._fleet, candidates, one, limit_s=timeout_s)
         good = [one for one in candidates if one.engine.engine_id not in failures]
         self._leave_out(candidates, failures)
         if not good:
             raise Refused(grpc.StatusCode.UNAVAILABLE, f"no engine is left: {name_failures(failures)}")
-        return [Participant(one.engine, one.incarnation, rank, one.http) for rank, one in enumerate(good, start=1)]
-
-    async def _open_session(self, http: EngineHttp, timeout_s: float) -> None:
-        """Open an engine's update session, ending one that was left open. The caller bounds it."""
-        while True:
-            try:
-                await http.post("/begin_weight_update", {} if self._sglang else {"force": True}, timeout_s=timeout_s)
-                return
-            except EngineCallFailed as error:
-                if error.status != 400:
-                    raise
-                log.info("weight_session_not_opened", engine=http.engine_id, problem=error.problem)
-            if self._sglang:
-                await http.post("/end_weight_update", {}, timeout_s=timeout_s)
-            await asyncio.sleep(RETRY_S)  # the CPU engine still receives a bucket of a sender that is gone
+        return [
+            Participant(one.engine, one.incarnation, 1 + position * self._ranks_per_engine, one.http)
+            for position, one in enumerate(good)
+        ]
 
     async def _step(self, update: Update, what: str, one: Callable[[Participant], Awaitable[None]]) -> float:
         """One collective step on all engines. They share a process group, so one that fails fails the update."""
@@ -307,16 +289,8 @@ class WeightUpdates:
         told: dict[str, Parts] = {}
 
         async def one(participant: Participant) -> None:
-            if self._sglang:
-                told[participant.engine.engine_id] = await self._commit_sglang(participant, update, checksums)
-            else:
-                body = {"weight_version": str(plan.policy_version), "checksums": dict(checksums)}
-                try:
-                    await participant.http.post("/end_weight_update", body, timeout_s=plan.timeout_s)
-                except EngineCallFailed as error:
-                    if error.status != 400:
-                        raise
-                    raise WrongBytes(error.problem) from error
+            parts = await self._dialect.commit(participant.http, plan, checksums, self._last_told)
+            told[participant.engine.engine_id] = parts
             await participant.http.post("/continue_generation", {}, timeout_s=plan.timeout_s)
 
         failures = await do_on_all(self._fleet, update.participants, one, limit_s=plan.timeout_s)
@@ -325,13 +299,13 @@ class WeightUpdates:
             failures |= {engine: Failure("verify", contradiction, wrong_bytes=True) for engine in told}
         self._leave_out(update.participants, failures)
         good = [p for p in update.participants if p.engine.engine_id not in failures and p.is_same]
+        if failures:
+            self._groups.forget()  # it has members that are out
         if not good:
             reason = f"no engine holds the new weights: {name_failures(failures)}"
             await self._close_update(update, reason)
             wrong = any(failure.wrong_bytes for failure in failures.values())
             raise Refused(grpc.StatusCode.DATA_LOSS if wrong else grpc.StatusCode.UNAVAILABLE, reason)
-        if failures:
-            self._group = None  # it has members that are out
         self.newest_version = plan.policy_version
         self.weights_digest = _digest_of(checksums)
         self._last_told = next(iter(told.values()), {})
@@ -344,19 +318,6 @@ class WeightUpdates:
             served = ", ".join(one.engine.engine_id for one in good)
             raise Refused(grpc.StatusCode.DATA_LOSS, f"{name_failures(failures)}. The version is served by {served}.")
 
-    async def _commit_sglang(self, participant: Participant, update: Update, checksums: Mapping[str, str]) -> Parts:
-        plan, http = update.plan, participant.http
-        sent = [
-            SentTensor(tensor.name, tensor.dtype, tuple(tensor.shape), checksums[tensor.name])
-            for bucket in plan.request.buckets
-            for tensor in bucket.tensors
-        ]
-        await http.post("/end_weight_update", {}, timeout_s=plan.timeout_s)
-        told = await verify_sglang(http, sent, self._last_told, timeout_s=plan.timeout_s)
-        version = {"new_version": str(plan.policy_version), "abort_all_requests": False}
-        await http.post("/update_weight_version", version, timeout_s=plan.timeout_s)
-        return told
-
     # -- giving up ---------------------------------------------------------------------------------------------------
 
     async def _give_up(self, reason: str, *, failures: Mapping[str, Failure] | None = None) -> None:
@@ -368,7 +329,7 @@ class WeightUpdates:
         if update.running is not None and not update.running.done():
             update.running.cancel()
             await asyncio.wait({update.running}, timeout=1.0)
-        self._group = None
+        self._groups.forget()
         for participant in update.participants:
             if participant.is_same:
                 self._fleet.set_state(participant.engine, WAITING)
@@ -405,37 +366,6 @@ class WeightUpdates:
             log.error("engine_left_out", engine=participant.engine.engine_id, step=failure.step, error=failure.problem)
             if failure.too_late:
                 self._fleet.end_process(participant.engine, f"no answer to {failure.step}")
-
-    # -- groups ------------------------------------------------------------------------------------------------------
-
-    def _key(self, participants: Sequence[Participant], request: rollout_pb2.BeginWeightUpdateRequest) -> GroupKey:
-        return GroupKey(
-            tuple(one.member for one in participants),
-            request.trainer_incarnation,
-            request.master_address,
-            request.master_port,
-            request.backend,
-        )
-
-    def _remember_groups(self, update: Update) -> None:
-        """The group must be left one day, also if joining goes wrong half-way."""
-        members = {one.member for one in update.participants}
-        self._stale_groups = {member: names for member, names in self._stale_groups.items() if member in members}
-        for member in members:
-            self._stale_groups.setdefault(member, []).append(update.group_name)
-
-    async def _leave_stale_groups(self, participants: Sequence[Participant], timeout_s: float) -> None:
-        """Have engines drop the groups of earlier trainers or engine sets. One that they do not have is no fault."""
-
-        async def one(participant: Participant) -> None:
-            participant.engine.group_rank = None
-            for name in self._stale_groups.pop(participant.member, []):
-                with contextlib.suppress(EngineCallFailed):
-                    await participant.http.post(
-                        "/destroy_weights_update_group", {"group_name": name}, timeout_s=min(timeout_s, 10.0)
-                    )
-
-        await do_on_all(self._fleet, participants, one, limit_s=timeout_s)
 
 
 def _left(started: float, limit_s: float) -> float:

@@ -1,0 +1,81 @@
+"""Rollout with SGLang itself, where its environment is named by FURLONG_TEST_SGLANG_PYTHON (and .._LAUNCHER)."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from furlong import addresses
+from furlong.config import RunConfig, to_toml
+from tests.rollout.engine.tiny_model import make_checkpoint
+from tests.rollout.trainer_side import TrainerSide, weights_of
+from tests.rollout.world import make_config, rollout_of, router_of, write_lines
+
+PYTHON = os.environ.get("FURLONG_TEST_SGLANG_PYTHON", "")
+LAUNCHER = os.environ.get("FURLONG_TEST_SGLANG_LAUNCHER", "")
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(not PYTHON, reason="FURLONG_TEST_SGLANG_PYTHON names no environment"),
+]
+
+
+def sglang_config(root: Path, kind: str, **rollout: object) -> RunConfig:
+    model = make_checkpoint(root / "checkpoint", seed=1, kind=kind)
+    fields = {"sglang_python": PYTHON, "sglang_launcher": LAUNCHER, "engine_max_total_tokens": 4096, **rollout}
+    run = {"start_timeout_s": 120.0, "drain_budget_s": 15.0}
+    config = make_config(root, run=run, rollout_max_response_len=12, **fields)  # type: ignore[arg-type]
+    write_lines(Path(config.rollout.prompt_data), [{"prompt": f"{i}+{i}=", "label": str(i)} for i in range(9)])
+    return config.model_copy(update={"model": config.model.model_copy(update={"hf_checkpoint": str(model)})})
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+async def test_sglang_serves_what_was_sent(tmp_path: Path, kind: str) -> None:
+    config = sglang_config(tmp_path, kind)
+    async with router_of(config), rollout_of(config) as w:
+        entry = addresses.find(w.run_dir, "rollout")
+        assert entry is not None
+        assert entry.grpc is not None
+        trainer = TrainerSide(entry.grpc)
+        await w.restore()
+        for version in range(3):
+            weights = weights_of(Path(config.model.hf_checkpoint), noise=0.02 * version)
+            committed = await asyncio.to_thread(trainer.publish, weights, version)
+            assert committed.verification == "sampled"
+            assert [e.policy_version for e in committed.engines] == [version]
+            groups, summary = await w.batch(version)
+            assert summary.num_samples == 8
+            versions = {span.policy_version for g in groups for s in g.samples for span in s.policy_versions}
+            assert versions == {version}
+        trainer.close()
+
+
+def test_sglang_dies_with_a_killed_rollout_service(tmp_path: Path) -> None:
+    config = sglang_config(tmp_path, "qwen3")
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    program = (
+        "import sys; from pathlib import Path; from furlong.config import load_resolved;"
+        "from services.rollout.main import main;"
+        "sys.exit(main(load_resolved(Path(sys.argv[1])), rank=0, foreground=False))"
+    )
+    service = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "config.toml")])
+    try:
+        output = tmp_path / "run/logs/engine-0.out"
+        deadline = time.monotonic() + 120
+        while not (output.exists() and "fired up" in output.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        family = psutil.Process(service.pid).children(recursive=True)
+        assert len(family) >= 3
+    finally:
+        service.send_signal(signal.SIGKILL)
+        service.wait(10)
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
