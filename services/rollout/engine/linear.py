@@ -11,6 +11,7 @@ never be bypassed: all weights are applied through `RowGemm`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -59,16 +60,26 @@ class RowGemm:
         return torch.cat(parts)
 
 
-def choose_row_tile(shapes: Iterable[tuple[int, int]], dtype: torch.dtype) -> int:
-    """Return the largest safe tile (MAX_TILE, ROW_STEP or 1) for weights of these (K, N) shapes."""
+@dataclass(frozen=True, order=True)
+class GemmShape:
+    """A [depth, width] matrix, and whether its products are added to what is there."""
+
+    depth: int
+    width: int
+    accumulates: bool
+
+
+def choose_row_tile(shapes: Iterable[GemmShape], dtype: torch.dtype) -> int:
+    """Return the largest tile (MAX_TILE, ROW_STEP or 1) that is safe for all these products."""
     tile = MAX_TILE
     generator = torch.Generator().manual_seed(0)
-    for depth, width in sorted(set(shapes)):
-        weight = torch.randn(depth, width, generator=generator).to(dtype)
-        rows = torch.randn(MAX_TILE, depth, generator=generator).to(dtype)
-        base = torch.randn(MAX_TILE, width, generator=generator).to(dtype)
-        for product in (_plain(weight), _added(weight, base)):
-            tile = min(tile, safe_tile(product, rows, generator))
+    for shape in sorted(set(shapes)):
+        weight = torch.randn(shape.depth, shape.width, generator=generator).to(dtype)
+        rows = torch.randn(MAX_TILE, shape.depth, generator=generator).to(dtype)
+        product = _plain(weight)
+        if shape.accumulates and dtype == torch.float32:  # other dtypes are added in float32 afterwards
+            product = _added(weight, torch.randn(MAX_TILE, shape.width, generator=generator))
+        tile = min(tile, safe_tile(product, rows, generator))
         if tile == 1:
             break
     return tile
@@ -87,15 +98,14 @@ def _added(weight: Tensor, base: Tensor) -> Product:
 
 def safe_tile(product: Product, rows: Tensor, generator: torch.Generator) -> int:
     """Return the largest tile in which this product of `rows` [MAX_TILE, K] gives each row the same bits."""
-    index = torch.arange(MAX_TILE)
-    tiles = index.split(ROW_STEP)
+    tiles = torch.arange(MAX_TILE).split(ROW_STEP)
     reference = torch.cat([product(rows[part], part) for part in tiles])
     shuffled = torch.randperm(MAX_TILE, generator=generator)
     for part in shuffled.split(ROW_STEP):
         if not torch.equal(product(rows[part], part), reference[part]):
             return 1
     for count in range(2 * ROW_STEP, MAX_TILE + 1, ROW_STEP):
-        for part in (index[:count], shuffled[:count]):
-            if not torch.equal(product(rows[part], part), reference[part]):
-                return ROW_STEP
+        part = shuffled[:count]
+        if not torch.equal(product(rows[part], part), reference[part]):
+            return ROW_STEP
     return MAX_TILE

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from services.rollout.engine.architecture import ModelConfig
+from services.rollout.engine.linear import GemmShape
 
 VOCAB_STEP = 16  # the logits' width is a multiple of this, so that no vector loop has a tail of another kind
 
@@ -76,11 +77,11 @@ class Parameters:
         """Return a contiguous copy of a named tensor, in its own shape and the engine's dtype."""
         return self.targets[name].views[0].to(self.dtype).contiguous()
 
-    def gemm_shapes(self) -> list[tuple[int, int]]:
-        """(K, N) of every matrix that rows are multiplied by."""
+    def gemm_shapes(self) -> list[GemmShape]:
+        """Every way in which rows are multiplied by a matrix."""
         layer = self.layers[0]
-        weights = (layer.qkv, layer.output, layer.gate_up, layer.down, self.head)
-        return [(weight.shape[0], weight.shape[1]) for weight in weights]
+        plain = [GemmShape(*weight.shape, accumulates=False) for weight in (layer.qkv, layer.gate_up, self.head)]
+        return plain + [GemmShape(*weight.shape, accumulates=True) for weight in (layer.output, layer.down)]
 
     def size_bytes(self) -> int:
         """Memory that the tensors take."""

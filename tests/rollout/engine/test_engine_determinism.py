@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from services.rollout.engine.batch import Batch
-from services.rollout.engine.linear import MAX_TILE, ROW_STEP, choose_row_tile, safe_tile
+from services.rollout.engine.linear import MAX_TILE, ROW_STEP, GemmShape, choose_row_tile, safe_tile
 from services.rollout.engine.requests import ModelLimits, RequestReader
 from services.rollout.engine.sample import Sample
 from services.rollout.engine.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ def trace(sample: Sample) -> Trace:
     return sample.output_ids[:count], sample.output_logprobs[:count]
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama-odd"])
+@pytest.fixture(scope="module", params=["qwen3", "llama-odd", "bfloat16"])
 def batch_and_reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     options: dict[str, Any] = {"kind": "qwen3"}
     if request.param == "llama-odd":
@@ -78,7 +78,8 @@ def batch_and_reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
             "vocab_size": 263,
         }
     folder = make_checkpoint(tmp_path_factory.mktemp("model"), **options)
-    model = load_model(folder, num_slots=48)
+    dtype = torch.bfloat16 if request.param == "bfloat16" else torch.float32
+    model = load_model(folder, dtype, num_slots=48)
     return Batch(model, max_running=48), RequestReader(Tokenizer(str(folder)), LIMITS)
 
 
@@ -113,7 +114,9 @@ def test_copies_of_a_prompt_have_the_bits_of_a_prompt_of_their_own(batch_and_rea
 
 
 def test_the_row_tile_of_this_cpu_is_proved_with_the_models_shapes() -> None:
-    assert choose_row_tile([(64, 128), (128, 64), (64, 272)], torch.float32) in (1, ROW_STEP, MAX_TILE)
+    shapes = [GemmShape(64, 128, accumulates=False), GemmShape(128, 64, accumulates=True)]
+    for dtype in (torch.float32, torch.bfloat16):
+        assert choose_row_tile(shapes, dtype) in (1, ROW_STEP, MAX_TILE)
 
 
 def test_a_product_that_depends_on_its_row_count_gets_the_small_tile() -> None:
