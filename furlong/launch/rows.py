@@ -20,10 +20,15 @@ class Row:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The newest saying of each (axis, step), in the order of steps. A missing file has none."""
+    """The newest attempt's last line of each (axis, step), in the order of steps. A missing file has none.
+
+    What a killed attempt left incomplete may be written after the attempt that repeated it.
+    """
     newest: dict[tuple[str, int], Row] = {}
     for row in _rows(path):
-        newest[row.axis, row.step] = row
+        known = newest.get((row.axis, row.step))
+        if known is None or row.attempt >= known.attempt:
+            newest[row.axis, row.step] = row
     return [newest[key] for key in sorted(newest)]
 
 

@@ -56,6 +56,12 @@ def test_killed_service_ends_the_run_and_the_next_goes_on(start: Start, whole_ru
     finish_like(whole_run, start())
 
 
+def test_ctrl_c_while_starting_stops_soon(start: Start) -> None:
+    up = start().wait_for("[up] started").send(signal.SIGINT)
+    assert up.end(limit_s=30) == ExitCode.DRAINED, up.told()
+    assert "stopped while starting" in up.stdout and up.left_running(within_s=1) == []
+
+
 def test_second_up_of_a_run_is_refused_naming_the_first(start: Start, whole_run: Up) -> None:
     first = start().wait_for("metrics ready at")
     second = start()

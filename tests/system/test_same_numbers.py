@@ -33,9 +33,12 @@ def test_two_engines_give_the_same_numbers_bit_for_bit(start: Start, whole_run: 
 
 @pytest.mark.slow
 def test_two_trainer_ranks_give_the_same_numbers_to_rounding(start: Start, whole_run: Up) -> None:
-    other = values(finished(start("--trainer-num-ranks", "2")).run_dir)
-    for key, row in values(whole_run.run_dir).items():
-        for name, value in row.items():
+    """In the first rollout: rounding in its weights may make a later one sample other tokens."""
+    other = values(finished(start("--trainer-num-ranks", "2", "--num-rollout", "1")).run_dir)
+    one = values(whole_run.run_dir)
+    for key in [("rollout/step", 0), ("train/step", 0), ("train/step", 1)]:
+        assert one[key].keys() == other[key].keys()
+        for name, value in one[key].items():
             assert math.isclose(float(value), float(other[key][name]), rel_tol=1e-4, abs_tol=1e-4), (key, name)
 
 
