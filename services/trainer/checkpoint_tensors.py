@@ -64,6 +64,7 @@ def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
         raise
     except Exception as error:  # safetensors' own class, which holds the system's error as text
         raise OSError(f"{path}: {error}") from error
+    path.chmod(0o644)  # as every other file of a run
 
 
 def read_state(folder: Path) -> SavedState:

@@ -20,6 +20,7 @@ from services.trainer.batch import BatchRules, make_batch
 from services.trainer.checkpoint import Checkpoints, Meta
 from services.trainer.checkpoint_writer import checkpoint_writer
 from services.trainer.publisher import Published
+from services.trainer.ranks import PeerLost
 from services.trainer.report import Iteration, make_row, send_iteration, send_train_steps
 from services.trainer.rollout_client import Received, StoppedWaiting
 from services.trainer.row import format_row
@@ -67,30 +68,38 @@ class Loop:
     def __init__(self, parts: Parts, *, start: int) -> None:
         self._parts = parts
         self._start = start
+        self._done = start
+        """Rollouts trained."""
         self._saved: int | None = None
 
     def run(self) -> ExitCode:
         """Train the rollouts that are left; how it ended."""
-        parts, run = self._parts, self._parts.config.run
+        try:
+            self._iterate()
+        except PeerLost:  # rollout is gone for good: what is trained is kept
+            log.error("saving_before_giving_up", next_rollout_id=self._done)
+            self._end()
+            raise
+        return self._end()
+
+    def _iterate(self) -> None:
+        parts = self._parts
         self._evaluate_if_due(self._start - 1, first=True)
-        done = self._start
         began = time.monotonic()
         parts.status.take_seconds()
-        for rollout_id in range(self._start, run.num_rollout):
+        for rollout_id in range(self._start, parts.config.run.num_rollout):
             if self._must_stop():
-                break
+                return
             structlog.contextvars.bind_contextvars(rollout_id=rollout_id)
             parts.status.update(rollout_id=rollout_id)
             try:
                 with parts.status.stage("waiting_for_samples"):
                     received = self._take(rollout_id)
             except StoppedWaiting:
-                break
+                return
             iteration = self._train_and_publish(rollout_id, received)
-            done = rollout_id + 1
             self._evaluate_if_due(rollout_id)
             began = self._save_and_tell(rollout_id, iteration, began)
-        return self._end(done)
 
     def _must_stop(self) -> bool:
         self._parts.poll_stop()
@@ -122,6 +131,7 @@ class Loop:
         with parts.status.stage("training"):
             batch = make_batch(received.groups, rollout_id=rollout_id, policy_version=rollout_id, rules=self._rules())
             trained = parts.backend.train(batch)
+        self._done = rollout_id + 1
         send_train_steps(parts.telemetry, list(trained.steps), first_step=first_step, rollout_id=rollout_id)
         with parts.status.stage("publishing"):
             published = parts.session.publish(rollout_id + 1)
@@ -219,14 +229,12 @@ class Loop:
             reward = result.reward_sum / result.reward_count if result.reward_count else None
             log.info("evaluated", set=result.name, reward=reward, num_samples=result.num_samples)
 
-    def _end(self, done: int) -> ExitCode:
+    def _end(self) -> ExitCode:
         """Save what is not saved yet; the exit code."""
-        stop, run = self._parts.stop, self._parts.config.run
+        stop, done = self._parts.stop, self._done
         if done > self._start and self._saved != done - 1:
             self._save(done - 1)
-        self._parts.status.update(rollout_id=None if done == 0 else done - 1)
-        if stop.requested.is_set() and stop.code is not ExitCode.DONE:
-            if stop.code is ExitCode.DRAINED and done >= run.num_rollout:
-                return ExitCode.DONE
+        finished = done >= self._parts.config.run.num_rollout
+        if stop.requested.is_set() and not (finished and stop.code is ExitCode.DRAINED):
             return ExitCode(stop.code)
         return ExitCode.DONE

@@ -54,11 +54,13 @@ def _crashed(error: Exception) -> ExitCode:
     """Tell a lost rank and a refused batch from a fault of our own; the exit code."""
     from services.trainer.batch import BadBatch
     from services.trainer.publisher import WeightSyncError
-    from services.trainer.ranks import PeerLost
+    from services.trainer.ranks import PeerLost, is_lost_peer
     from services.trainer.session import RolloutFailed
 
     if isinstance(error, PeerLost):
         return fail(str(error), ExitCode.PEER_LOST)
+    if is_lost_peer(error):
+        return fail(f"another trainer rank is gone: {error}", ExitCode.PEER_LOST)
     if isinstance(error, (BadBatch, WeightSyncError, RolloutFailed, grpc.RpcError)):
         return fail(f"{type(error).__name__}: {error}", ExitCode.CRASHED)
     log.error("service_crashed", error=repr(error), exc_info=error)

@@ -91,7 +91,7 @@ class AdamW:
         for name, parameter in self.named:
             first, second = moments[name]
             self._torch.state[parameter] = {
-                "step": torch.tensor(float(num_steps), dtype=torch.float32),
+                "step": torch.tensor(float(num_steps), dtype=torch.float32, device=parameter.device),
                 "exp_avg": first,
                 "exp_avg_sq": second,
             }

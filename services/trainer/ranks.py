@@ -32,6 +32,14 @@ class PeerLost(Exception):
     """A trainer rank went away."""
 
 
+LOST_CONNECTION = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited")
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an error is what a collective raises when another rank's process ended under it."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in LOST_CONNECTION)
+
+
 class PeerWatch:
     """Ends this process with PEER_LOST when another rank's process is gone, even from within a collective."""
 

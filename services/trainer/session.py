@@ -89,14 +89,18 @@ class Session:
 
     def commit_checkpoint(self, rollout_id: int) -> None:
         """Tell rollout that a checkpoint is durable. Rollout being away does no harm: it keeps more than it needs."""
+        if self._client is None:
+            log.warning("checkpoint_commit_not_told", rollout_id=rollout_id, reason="no rollout service")
+            return
         try:
-            self._connected().commit_checkpoint(rollout_id)
+            self._client.commit_checkpoint(rollout_id)
         except grpc.RpcError as error:
             log.warning("checkpoint_commit_not_told", rollout_id=rollout_id, reason=_words(error))
 
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
+        self._client = None
 
     def _take(self, client: RolloutClient, rollout_id: int, give_up: threading.Event) -> tuple[Received, bytes]:
         received = client.next_batch(rollout_id, rollout_id, give_up=give_up)

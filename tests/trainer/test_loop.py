@@ -10,10 +10,12 @@ import grpc
 import pytest
 import torch
 
-from furlong import rpc
+from furlong import addresses, rpc
 from furlong.process import ExitCode, StopSignal
 from furlong.rundir import RunDir
+from services.trainer.checkpoint import Checkpoints
 from services.trainer.publisher import WeightSyncError
+from services.trainer.ranks import PeerLost
 from services.trainer.session import RolloutFailed
 from tests.trainer.conftest import ConfigMaker
 from tests.trainer.fake_rollout import FakeRollout, serve
@@ -134,6 +136,27 @@ def test_rollout_killed_at_any_moment_changes_nothing(
     assert run.code is ExitCode.DONE and len(place.past) == 1
     assert weights(tmp_path, 2) == weights(tmp_path, 2, "calm")
     assert {**place.past[0].served, **place.fake.served} == calm.fake.served
+
+
+def test_rollout_gone_for_good_keeps_what_is_trained(place: Place, make_config: ConfigMaker) -> None:
+    def die(context: grpc.ServicerContext) -> None:
+        if len(place.fake.versions) == 3:
+            addresses.publish(RunDir(Path(config.run.run_dir)), "rollout", grpc="127.0.0.1:9")
+            place.close()
+
+    place.fake.before["BeginWeightUpdate"] = die
+    config = make_config(num_rollout=9, start_timeout_s=1.0)
+    with pytest.raises(PeerLost):
+        run_trainer(config)
+    newest = Checkpoints(Path(config.run.run_dir) / "checkpoints", keep=2).newest()
+    assert newest is not None and newest.meta.rollout_id == 2  # trained, though never published
+
+
+def test_rollout_without_any_sample_is_told_and_survived(place: Place, make_config: ConfigMaker) -> None:
+    place.fake.num_groups = 0
+    run = run_trainer(make_config(num_rollout=2))
+    assert run.code is ExitCode.DONE and "loss=n/a reward=n/a" in run.output
+    assert [values["train/num_tokens"] for values in run.telemetry.of("train/step")] == [0, 0]
 
 
 def test_stop_ends_after_the_iteration_with_a_checkpoint(
