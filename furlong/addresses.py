@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import orjson
 import psutil
@@ -38,11 +39,19 @@ class Address:
     """When the entry was written, seconds since the epoch."""
     extra: Mapping[str, str] = field(default_factory=dict)
     """What only this service has, for example the trainer's rendezvous `store`."""
+    start_ticks: int = 0
+    """The process's start time in clock ticks since the host started: unlike `process_started` it does not move when
+    the host's clock is set. 0: the kernel does not tell."""
 
     def alive(self) -> bool:
         """Whether the process that wrote this entry still runs on this host."""
         try:
-            return abs(psutil.Process(self.pid).create_time() - self.process_started) < 1.0
+            process = psutil.Process(self.pid)
+            if process.status() == psutil.STATUS_ZOMBIE:  # killed, and its parent has not looked yet
+                return False
+            if self.start_ticks:
+                return _start_ticks(self.pid) == self.start_ticks
+            return abs(process.create_time() - self.process_started) < 1.0
         except psutil.Error:
             return False
 
@@ -63,7 +72,9 @@ def publish(
 ) -> Address:
     """Write this process's entry, replacing an older one of the same instance."""
     started = psutil.Process(os.getpid()).create_time()
-    entry = Address(instance, os.getpid(), grpc, http, started, time.time(), dict(extra or {}))
+    entry = Address(
+        instance, os.getpid(), grpc, http, started, time.time(), dict(extra or {}), _start_ticks(os.getpid())
+    )
     with _locked(run_dir):
         entries = _read(run_dir)
         entries[instance] = entry
@@ -103,6 +114,15 @@ def wait_for(run_dir: RunDir, instance: str, *, timeout_s: float, poll_s: float 
             )
         time.sleep(poll_s)
     return entry
+
+
+def _start_ticks(pid: int) -> int:
+    """Field 22 of /proc/PID/stat; 0 where there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return 0
+    return int(stat.rpartition(b")")[2].split()[19])
 
 
 @contextlib.contextmanager

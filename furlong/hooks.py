@@ -3,6 +3,7 @@
 Never calls the function: who uses a hook decides on which thread, with which limit.
 """
 
+import difflib
 import importlib
 import os
 import sys
@@ -36,12 +37,16 @@ def load_hook(path: str, *, key: str) -> Hook:
         rule = f"module {missing!r} was not found" + ("" if own else f" while importing {module_name}")
         remedy = "Run from its folder, or put that on PYTHONPATH." if own else f"Install what {module_name} needs."
         raise ConfigError([Problem(key, path, rule, remedy)]) from error
-    except Exception as error:  # the user's module may raise anything at import
+    except (Exception, SystemExit) as error:  # the user's module may raise anything at import
         rule = f"importing {module_name} raised {type(error).__name__}: {error}"
+        if isinstance(error, SystemExit):
+            rule = f"importing {module_name} ends the process (sys.exit): guard it with `if __name__ == '__main__'`"
         raise ConfigError([Problem(key, path, rule, f"Try `python -c 'import {module_name}'`.")]) from error
-    hook = getattr(module, attribute, None)
-    if hook is None:
-        raise ConfigError([Problem(key, path, f"{module_name} has no attribute {attribute!r}")])
+    if not hasattr(module, attribute):
+        close = difflib.get_close_matches(attribute, dir(module), n=1)
+        remedy = f"Did you mean {module_name}.{close[0]}?" if close else ""
+        raise ConfigError([Problem(key, path, f"{module_name} has no attribute {attribute!r}", remedy)])
+    hook = getattr(module, attribute)
     if not callable(hook):
         raise ConfigError([Problem(key, path, f"must be callable, got {type(hook).__name__}")])
     return hook

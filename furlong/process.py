@@ -3,7 +3,9 @@
 Nothing here starts at import. A process calls `die_with_parent` and `StopSignal.install` in its main thread.
 """
 
+import _thread
 import asyncio
+import contextlib
 import ctypes
 import enum
 import os
@@ -39,6 +41,8 @@ def die_with_parent(parent_pid: int | None) -> None:
     """Have the kernel kill this process when its parent ends, however it ends. Linux only; elsewhere does nothing.
 
     parent_pid: the parent as it was when it started us; if that is gone already, exit at once. None: no leash.
+    The kernel means the parent's thread that started us: a parent must not start a leashed child from a thread that
+    ends before it does.
     """
     if parent_pid is None or sys.platform != "linux":
         return
@@ -61,6 +65,7 @@ class StopSignal:
         self.reason = ""
         self.code = ExitCode.DONE
         self._callbacks: list[Callable[[], object]] = []
+        self._signalled = False
 
     def install(self) -> "StopSignal":
         """Handle SIGTERM and SIGINT from now on. Main thread only."""
@@ -73,18 +78,29 @@ class StopSignal:
         if not self.requested.is_set():
             self.reason, self.code = reason, code
             self.requested.set()
-            for callback in self._callbacks:
+            for callback in list(self._callbacks):
                 callback()
 
     async def wait(self) -> None:
         """Return once a stop is requested."""
         loop = asyncio.get_running_loop()
         event = asyncio.Event()
-        self._callbacks.append(lambda: loop.call_soon_threadsafe(event.set))
-        if not self.requested.is_set():
-            await event.wait()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits there
+                loop.call_soon_threadsafe(event.set)
+
+        self._callbacks.append(wake)
+        try:
+            if not self.requested.is_set():
+                await event.wait()
+        finally:
+            self._callbacks.remove(wake)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested.is_set():
+        """Runs between any two instructions of the main thread, which may hold the very lock that `requested` needs;
+        so the request is made from another thread."""
+        if self._signalled:
             os._exit(ExitCode.KILLED)
-        self.request(signal.Signals(number).name)
+        self._signalled = True
+        _thread.start_new_thread(self.request, (signal.Signals(number).name,))

@@ -2,6 +2,15 @@
 
 from dataclasses import dataclass
 
+_SECRET_WORDS = ("key", "keys", "token", "secret", "password", "passwd", "credential", "credentials")
+_NOT_SECRET = ("input", "label", "metadata", "reward")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a key or flag sounds like it holds a secret; its value is then never shown."""
+    words = name.lower().replace("-", "_").replace(".", "_").strip("_").split("_")
+    return words[-1] in _SECRET_WORDS and (len(words) < 2 or words[-2] not in _NOT_SECRET)
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -17,7 +26,7 @@ class Problem:
     """What to do about it, as a sentence; empty when the rule says it all."""
 
     def __str__(self) -> str:
-        shown = repr(self.value)
+        shown = "(hidden)" if is_secret_name(self.key) else repr(self.value)
         shown = shown if len(shown) <= 200 else shown[:200] + "..."
         return f"{self.key} = {shown}: {self.rule}.{' ' + self.remedy if self.remedy else ''}"
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from furlong.config.errors import ConfigError, Problem
+from furlong.config.errors import ConfigError, Problem, is_secret_name
 from furlong.config.rules import check, resolve
 from furlong.config.sections import Also, RunConfig
 
@@ -27,6 +27,7 @@ def load_config(config_path: str | None, flags: Sequence[str], *, prog: str, des
     """
     tree = read_toml(Path(config_path)) if config_path else {}
     _refuse_bad_fields(tree, source=config_path or "")
+    _refuse_secrets(flags)
     given = _parse_flags(tree, flags, prog=prog, description=description)
     return _build(given, source="")
 
@@ -67,6 +68,15 @@ def _refuse_bad_fields(tree: Tree, *, source: str) -> None:
         RunConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(_problems(error), source=source) from error
+
+
+def _refuse_secrets(flags: Sequence[str]) -> None:
+    """A secret on a command line can be read by everybody; it is refused here, before an error message repeats it."""
+    for flag in flags:
+        name = flag.partition("=")[0]
+        if name.startswith("--") and is_secret_name(name):
+            remedy = "Set the environment variable instead, for wandb WANDB_API_KEY or WANDB_API_KEY_FILE."
+            raise ConfigError([Problem(name, "", "no flag takes a secret: a command line can be read by all", remedy)])
 
 
 def _problems(error: ValidationError) -> list[Problem]:
@@ -127,25 +137,31 @@ def _parse_flags(tree: Tree, flags: Sequence[str], *, prog: str, description: st
         sections[name] = twin
     root = dataclasses.make_dataclass("Flags", [(name, twin, twin()) for name, twin in sections.items()], frozen=True)
     parsed = tyro.cli(tyro.conf.OmitArgPrefixes[root], args=list(flags), prog=prog, description=description)
-    return _overlay(tree, defaults, parsed)
+    return _overlay(tree, flags, parsed)
 
 
-def _overlay(tree: Tree, defaults: RunConfig, parsed: object) -> Tree:
+def _overlay(tree: Tree, flags: Sequence[str], parsed: object) -> Tree:
+    """The file's tree, and over it the value of each field that a flag names, be it the default's."""
+    named = {flag.partition("=")[0].removeprefix("--").replace("_", "-") for flag in flags if flag.startswith("--")}
     merged: Tree = {name: dict(section) for name, section in tree.items()}
-    for name in RunConfig.model_fields:
-        section = getattr(parsed, name)
-        for field in dataclasses.fields(section):
-            value = getattr(section, field.name)
-            if value != getattr(getattr(defaults, name), field.name):
-                merged.setdefault(name, {})[field.name] = value
+    for name, info in RunConfig.model_fields.items():
+        for field, field_info in _section_class(info).model_fields.items():
+            kebab = field.replace("_", "-")
+            if named & {kebab, f"no-{kebab}", *_other_names(field_info)}:
+                merged.setdefault(name, {})[field] = getattr(getattr(parsed, name), field)
     return merged
+
+
+def _other_names(info: FieldInfo) -> list[str]:
+    """Other flag names of a field, without the dashes before them."""
+    return [name for item in info.metadata if isinstance(item, Also) for name in item.names]
 
 
 def _flag_type(info: FieldInfo) -> Any:  # Any: a type expression
     """The field's annotation for tyro: constraints off, documentation and other names on."""
     import tyro
 
-    also = [f"--{name}" for item in info.metadata if isinstance(item, Also) for name in item.names]
+    also = [f"--{name}" for name in _other_names(info)]
     described = tyro.conf.arg(help=info.description, aliases=also or None)
     return Annotated[_plain(info.annotation), described]  # type: ignore[invalid-annotation]
 

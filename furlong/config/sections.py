@@ -26,7 +26,9 @@ class Also:
 class Section(BaseModel):
     """Base of all sections: frozen, unknown keys refused, field docstrings shown by --help."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 class RunSection(Section):
@@ -253,7 +255,7 @@ class RouterSection(Section):
     router_health_success_threshold: Count = 1
     """Good probes in a row that bring it back."""
     router_health_busy_grace_s: Positive = 120.0
-    """Seconds without a byte from a worker that has requests until a probe it does not answer counts: busy is not dead."""
+    """Seconds without a byte from a worker with requests until probes that it misses count: busy is not dead."""
     router_connect_timeout_s: Positive = 5.0
     """Seconds that a connection to a worker may take."""
     router_first_byte_timeout_s: Positive = 900.0
