@@ -1,22 +1,29 @@
 """Engines that die, and engines whose parent dies: nothing hangs, nothing is left running."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
 import grpc
 import psutil
 import pytest
 
-from furlong.config import ConfigError, to_toml
+from furlong.config import ConfigError, RunConfig, to_toml
+from furlong.process import ExitCode
 from furlong.v1 import weights_pb2
 from tests.rollout.world import World, code_of, make_config, rollout_of, router_of, until, world
 
-READY = weights_pb2.ENGINE_STATE_READY
+PROGRAM = (
+    "import sys; from pathlib import Path; from furlong.config import load_resolved;"
+    "from services.rollout.main import main;"
+    "sys.exit(main(load_resolved(Path(sys.argv[1])), rank=0, foreground=False))"
+)
 
 
 async def is_generating(w: World) -> bool:
@@ -88,12 +95,7 @@ async def test_after_the_drain_no_engine_is_left(tmp_path: Path) -> None:
 def test_engines_die_with_a_killed_rollout_service(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     (tmp_path / "config.toml").write_text(to_toml(config))
-    program = (
-        "import sys; from pathlib import Path; from furlong.config import load_resolved;"
-        "from services.rollout.main import main;"
-        "sys.exit(main(load_resolved(Path(sys.argv[1])), rank=0, foreground=False))"
-    )
-    service = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "config.toml")])
+    service = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path / "config.toml")])
     try:
         output = tmp_path / "run/logs/engine-0.out"
         deadline = time.monotonic() + 20
@@ -113,3 +115,63 @@ def test_rollout_imports_no_torch_and_no_transformers() -> None:
     program = "import sys, services.rollout.main; print(sorted({'torch', 'transformers', 'jinja2'} & set(sys.modules)))"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert told.stdout.strip() == "[]"
+
+
+async def test_a_restarted_router_is_found_again_and_told_of_the_engines(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    async with rollout_with_router_that_restarts(config) as (w, restart):
+        first, _ = await w.batch(0)
+        assert len(first) == 4
+        await w.control(0, delay_s=0.2)
+        batch = asyncio.ensure_future(w.batch(1, 0))
+        await until(lambda: is_generating(w))
+        await restart()
+        groups, _ = await batch
+        assert {s.error for g in groups for s in g.samples} == {""}
+
+
+@contextlib.asynccontextmanager
+async def rollout_with_router_that_restarts(
+    config: RunConfig,
+) -> AsyncGenerator[tuple[World, Callable[[], Awaitable[None]]]]:
+    async with contextlib.AsyncExitStack() as routers:
+        await routers.enter_async_context(router_of(config))
+        async with rollout_of(config) as w:
+            await w.restore()
+            await w.publish(0)
+
+            async def restart() -> None:
+                await routers.aclose()
+                await routers.enter_async_context(router_of(config))
+
+            yield w, restart
+
+
+async def test_the_environments_proxies_are_ignored_also_over_ipv6(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "grpc_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    async with world(make_config(tmp_path, run={"host": "::1"})) as w:
+        groups, _ = await w.batch(0)
+        assert len(groups) == 4
+        assert (await w.engines())[0].url.startswith("http://[::1]:")
+
+
+def test_a_stop_while_starting_is_quick_and_leaves_nothing(tmp_path: Path) -> None:
+    config = make_config(tmp_path)  # there is no router: it waits for one
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    service = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path / "config.toml")])
+    try:
+        output = tmp_path / "run/logs/engine-0.out"
+        deadline = time.monotonic() + 20
+        while not (output.exists() and output.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        family = psutil.Process(service.pid).children(recursive=True)
+        service.terminate()
+        assert service.wait(10) == ExitCode.DRAINED
+    finally:
+        service.kill()
+        service.wait(10)
+    assert not [child for child in family if child.is_running()]
