@@ -20,7 +20,9 @@ def shard(policy: Policy, *, device: torch.device, world_size: int, dtype: torch
     mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in decoder_layers(policy.lm):
         fully_shard(layer, mesh=mesh, mp_policy=mixed)
-    fully_shard(policy, mesh=mesh, mp_policy=mixed)
+    # By default the root keeps what it gathered: after a scoring pass before the optimiser's step, the next forward
+    # pass would still see the embedding and the norm of before it.
+    fully_shard(policy, mesh=mesh, mp_policy=mixed, reshard_after_forward=True)
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
