@@ -39,7 +39,7 @@ def format_row(row: IterationRow) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.3g}"
+    return "n/a" if value is None else f"{value + 0.0:.3g}"  # no minus before a zero
 
 
 def _seconds(value: float | None) -> str:
