@@ -164,6 +164,7 @@ async def test_what_does_not_end_in_time_is_told(spawn: Spawn, start_worker: Sta
     assert await process.ended() == ExitCode.DRAINED
 
 
+@pytest.mark.slow
 async def test_memory_stays_small_whatever_the_bodies(spawn: Spawn, start_worker: StartWorker) -> None:
     """40 MB both ways, eight at a time."""
     size = 40_000_000
