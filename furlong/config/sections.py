@@ -186,6 +186,8 @@ class RolloutSection(Section):
     the response, stripped, equals the label."""
     custom_rm_path: str = ""
     """Reward function of your own, `pkg.mod.fn`: fn(args, sample) -> number or dict; sync or async."""
+    log_reward_category: str = ""
+    """Key of a category in the dict that the reward function gives: rollout/error_cat/CATEGORY is each one's share."""
     reward_key: str = ""
     """Key of the reward when the function gives a dict."""
     rm_timeout_s: Positive = 30.0

@@ -17,6 +17,7 @@ from furlong.v1 import sample_pb2
 LONG_RESPONSE_CHARS = 10_000
 REPETITIVE_RATIO = 10
 GRPO_EPSILON = 1e-6
+MAX_CATEGORIES = 50
 
 Groups = Sequence[sample_pb2.Group]
 
@@ -84,6 +85,17 @@ def eval_values(name: str, groups: Groups, *, group_size: int) -> dict[str, Valu
         **pass_at_k_values(groups, prefix=f"eval/{name}-", group_size=group_size),
     }
     return {key: value for key, value in values.items() if not (isinstance(value, Mean) and value.count == 0)}
+
+
+def category_values(details: Sequence[Mapping[str, object] | None], *, key: str) -> dict[str, Value]:
+    """Share of each category that the reward function gave under a key; a sample without one is `missing`.
+
+    Only the most frequent are told, so that a key with a value of its own for each sample floods nothing.
+    """
+    told = [None if one is None else one.get(key) for one in details]
+    counts = Counter("missing" if category is None else str(category)[:100] for category in told)
+    shown = counts.most_common(MAX_CATEGORIES)
+    return {f"rollout/error_cat/{category}": Mean(count, len(told)) for category, count in shown}
 
 
 def pass_at_k_values(groups: Groups, *, prefix: str, group_size: int) -> dict[str, Value]:

@@ -22,6 +22,7 @@ _WITHOUT_EFFECT = frozenset(
         "log_hook_timeout_s",
         "log_level",
         "log_passrate",
+        "log_reward_category",
         "name",
         "num_rollout",
         "profile_ranks",

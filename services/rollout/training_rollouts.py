@@ -15,7 +15,7 @@ from services.rollout.feed import Draw
 from services.rollout.fleet import Fleet
 from services.rollout.generation import sampling_params
 from services.rollout.group_maker import GroupMaker, Made, MakePlan, failure_counts, is_lost
-from services.rollout.metrics import RolloutTimes, rollout_values
+from services.rollout.metrics import RolloutTimes, category_values, rollout_values
 from services.rollout.refusal import Refused
 from services.rollout.reporting import Reporter
 from services.rollout.rewards import RewardMisconfigured
@@ -108,6 +108,9 @@ class TrainingRollouts:
             std_normalization=not self.config.trainer.disable_grpo_std_normalization,
             passrate=rollout.log_passrate,
         )
+        if rollout.log_reward_category:
+            details = [one for group in made.groups for one in group.details]
+            values.update(category_values(details, key=rollout.log_reward_category))
         await self.reporter.report_rollout(
             rollout_id,
             values,

@@ -11,6 +11,7 @@ from furlong.v1 import sample_pb2
 from services.rollout.metrics import (
     Incidents,
     RolloutTimes,
+    category_values,
     eval_values,
     is_repetitive,
     normalized_rewards,
@@ -129,6 +130,14 @@ def test_pass_rates_count_complete_groups_and_rewards_of_exactly_one() -> None:
     assert told["passrate/pass@4"] == pytest.approx((1 + 0) / 2)
     assert "passrate/pass@8" not in told
     assert "passrate/pass@3" not in told
+
+
+def test_categories_are_shares_and_a_sample_without_one_counts_as_missing() -> None:
+    details: list[dict[str, object] | None] = [{"cat": "format"}, {"cat": "format"}, {"cat": None}, {"acc": 1}, None]
+    told = reduced(category_values(details, key="cat"))
+    assert told == {"rollout/error_cat/format": 0.4, "rollout/error_cat/missing": 0.6}
+    assert len(category_values([{"cat": i} for i in range(1000)], key="cat")) == 50
+    assert category_values([], key="cat") == {}
 
 
 def test_repetition_is_a_share_of_long_responses() -> None:
