@@ -1,6 +1,6 @@
 """Step time of the trainer against a bare transformers training step of the same batch, in the same run, as a ratio.
 
-    python benchmarks/trainer.py [--rounds 5] [--steps 10] [--threads 1] [--equal-groups 0.0]
+    python -m benchmarks.trainer [--rounds 5] [--steps 10] [--threads 1] [--equal-groups 0.0]
 
 The bare step is what a script without a framework does: right-padded batch, one forward and backward pass, clipped
 policy loss, clip_grad_norm_, fused AdamW. Rounds alternate between the two, so that a busy machine slows both alike.
