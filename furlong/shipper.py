@@ -149,7 +149,7 @@ class Shipper(threading.Thread):
         if isinstance(happening, Connected):
             if happening.stream is self._connecting:
                 self._stream, self._connecting = self._connecting, None
-                self._progress_at, self._backoff_s = now, 0.1
+                self._progress_at = now
                 if self._left_over is None:
                     self._left_over = self._take_left_over()
         elif isinstance(happening, Acknowledged):
@@ -160,7 +160,7 @@ class Shipper(threading.Thread):
             self._lose_stream(now)
 
     def _acknowledged(self, ack: "Acknowledged", now: float) -> None:
-        self._progress_at = now
+        self._progress_at, self._backoff_s = now, 0.1  # a stream that takes nothing is no reason to hurry
         self.num_refused += ack.num_refused
         if ack.num_refused:
             self.last_error = f"refused: {ack.first_refusal}"

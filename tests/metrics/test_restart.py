@@ -164,7 +164,10 @@ def test_row_that_waits_survives_a_kill(make: Make) -> None:
     assert (row["complete"], row["values"]) == (True, {"train/a": 3})
 
 
-@pytest.mark.parametrize("damage", ["overwrite", "cut", "garbage"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("damage", ["overwrite", pytest.param("cut", marks=SLOW), pytest.param("garbage", marks=SLOW)])
 def test_damaged_store_is_set_aside_and_reported(make: Make, damage: str) -> None:
     service = make().start()
     send(service, batch([part(n, {"train/loss": ["last", n]}) for n in range(1, 201)]))
@@ -190,6 +193,7 @@ def test_damaged_store_is_set_aside_and_reported(make: Make, damage: str) -> Non
     assert steps_of(service)[:200] == list(range(1, 201))
 
 
+@pytest.mark.slow
 def test_store_of_a_newer_version_is_refused_and_left_alone(make: Make) -> None:
     service = make().start()
     service.stop()

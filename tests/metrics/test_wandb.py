@@ -50,6 +50,7 @@ def test_run_is_one_over_a_restart_and_each_value_is_over_its_axis(make: Make) -
     assert first.axes == {f"{prefix}/*": f"{over}/step" for prefix, over in prefixes.items()}
 
 
+@pytest.mark.slow
 def test_killed_service_leaves_no_gap_in_wandb(make: Make) -> None:
     service = make(use_wandb=True).start()
     send(service, batch([part(n, {"train/loss": ["last", n]}) for n in range(1, 101)]))

@@ -31,7 +31,11 @@ def main() -> int:
         return 0
     folder = Path(settings["folder"])
     with _only_one(folder / "wandb.lock"):
-        run = _begin(settings, folder)
+        try:
+            run = _begin(settings, folder)
+        except Exception as error:  # whatever wandb raises: the service says it, and tries again
+            _answer(answers, {"error": f"{type(error).__name__}: {error}"})
+            raise
         _answer(answers, {"ready": run.id})
         through = _serve(run, answers)
         run.finish()

@@ -122,7 +122,11 @@ class WandbSink:
         raise SinkProcessFailed(error)
 
     async def _spawn(self) -> asyncio.subprocess.Process:
-        environment = {key: value for key, value in os.environ.items() if key != "WANDB_SERVICE"}
+        environment = {
+            key: value
+            for key, value in os.environ.items()
+            if key != "WANDB_SERVICE" and (value or not key.startswith("WANDB_"))  # wandb refuses an empty one
+        }
         with self._log_path.open("ab") as stderr:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
