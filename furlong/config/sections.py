@@ -56,7 +56,7 @@ class RunSection(Section):
     keep_checkpoints: Count = 2
     """Newest checkpoints that are kept; older ones are removed once a newer one is complete."""
     eval_interval: Annotated[int, Field(ge=0)] = 0
-    """Evaluate after every so many rollouts, and before the first. 0: never."""
+    """Evaluate after every so many rollouts, before the first and after the last. 0: never."""
     max_staleness: Annotated[int, Field(ge=0)] = 0
     """How many policy versions rollout may run ahead. 0: the synchronous loop."""
     host: str = "127.0.0.1"

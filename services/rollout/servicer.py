@@ -80,10 +80,8 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServicer):
     async def Evaluate(self, request: rollout_pb2.EvaluateRequest, context: Context) -> rollout_pb2.EvaluateResponse:
         async def work() -> rollout_pb2.EvaluateResponse:
             parts = self._assembled()
-            # before the first rollout there is no rollout id to show: the trainer says -1, which the wire wraps
-            step = request.rollout_id if request.rollout_id < 2**63 else request.rollout_id - 2**64
             return await parts.evaluations.evaluate(
-                step,
+                request.rollout_id,
                 request.policy_version,
                 attempt=parts.batches.attempt,
                 weights_digest=parts.weights.weights_digest,

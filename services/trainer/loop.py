@@ -216,15 +216,14 @@ class Loop:
         log.info("checkpoint_saved", checkpoint_rollout_id=rollout_id)
 
     def _evaluate_if_due(self, rollout_id: int, *, first: bool = False) -> None:
-        interval = self._parts.config.run.eval_interval
-        due = interval > 0 and (rollout_id + 1) % interval == 0
-        if first:
-            # a resume has evaluated these weights before; and an evaluation after rollout 0 would fall on the same step
-            due = interval > 1 and self._start == 0
-        if not due:
+        run = self._parts.config.run
+        if not run.eval_interval:
             return
+        last = rollout_id + 1 == run.num_rollout
+        if (first and self._start > 0) or not (last or (rollout_id + 1) % run.eval_interval == 0):
+            return  # a resume has evaluated the weights that it starts with before
         with self._parts.status.stage("evaluating"):
-            answer = self._parts.session.evaluate(max(rollout_id, 0), rollout_id + 1)
+            answer = self._parts.session.evaluate(rollout_id, rollout_id + 1)
         for result in answer.results:
             reward = result.reward_sum / result.reward_count if result.reward_count else None
             log.info("evaluated", set=result.name, reward=reward, num_samples=result.num_samples)

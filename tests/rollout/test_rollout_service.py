@@ -189,7 +189,7 @@ async def test_evaluation_reports_every_set(tmp_path: Path) -> None:
     sets = ("one", str(data), "two", str(data))
     config = make_config(tmp_path, eval_prompt_data=sets, n_samples_per_eval_prompt=2)
     async with world(config) as w:
-        request = rollout_pb2.EvaluateRequest(rollout_id=2**64 - 1, policy_version=0)
+        request = rollout_pb2.EvaluateRequest(rollout_id=-1, policy_version=0)
         answer = await w.stub.Evaluate(request, timeout=20)
         assert [(r.name, r.num_samples, r.reward_count) for r in answer.results] == [("one", 6, 6), ("two", 6, 6)]
         again = await w.stub.Evaluate(request, timeout=20)

@@ -71,7 +71,11 @@ def test_run_trains_publishes_reports_and_saves(place: Place, make_config: Confi
     assert place.fake.versions == [0, 1, 2, 3]
     assert place.fake.calls.count("JoinWeightGroup") == 1  # one group for the whole run
     assert place.fake.committed == [1, 2]
-    assert [call for call in place.fake.calls if call.startswith("Evaluate")] == ["Evaluate 0 0", "Evaluate 1 2"]
+    assert [call for call in place.fake.calls if call.startswith("Evaluate")] == [
+        "Evaluate -1 0",
+        "Evaluate 1 2",
+        "Evaluate 2 3",  # the last weights are evaluated whatever the interval
+    ]
     assert run.output.count("[trainer] iter ") == 3 and "iter 3/3 |" in run.output
     rows = run.telemetry.rows
     assert [step for axis, step, _ in rows if axis == "train/step"] == [0, 1, 2]
