@@ -204,9 +204,7 @@ class Batches:
         if kept is None:
             return self._step_back_to(rollout_id, None)
         other = bool(weights_digest) and kept.weights_digest != weights_digest
-        if (
-            rollout_id == self._base and other
-        ):  # the weights of a checkpoint, or the initial ones, are not what they were
+        if other and rollout_id == self._base:  # weights read from a checkpoint must be what they were
             log.warning("kept_batches_of_other_weights", rollout_id=rollout_id, forgotten=self._next - rollout_id)
             return self._step_back_to(rollout_id, kept.before)
         return kept

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncGenerator
+from typing import cast
 
 import grpc
 import pytest
@@ -12,6 +13,10 @@ import pytest_asyncio
 
 from furlong.v1 import rollout_pb2, weights_pb2
 from services.rollout import fleet
+from services.rollout.engine_http import EngineHttp
+from services.rollout.participants import Participant
+from services.rollout.refusal import Refused
+from services.rollout.weight_plan import UpdatePlan, check_begin, check_bucket
 from tests.rollout.world import World, begin_request, code_of, commit_request, make_config, until, world
 
 READY = weights_pb2.ENGINE_STATE_READY
@@ -235,9 +240,6 @@ async def test_calls_out_of_order_are_refused_at_once(two: World) -> None:
     ],
 )
 async def test_a_begin_that_makes_no_sense_is_refused_and_changes_nothing(changes: dict, key: str) -> None:
-    from services.rollout.refusal import Refused
-    from services.rollout.weight_plan import check_begin
-
     with pytest.raises(Refused, match=key) as caught:
         check_begin(begin_request(1, **changes), newest_version=0)
     assert caught.value.code == grpc.StatusCode.INVALID_ARGUMENT
@@ -252,3 +254,34 @@ async def test_commit_needs_the_version_and_a_checksum_of_every_tensor(two: Worl
     ):
         code, _ = await code_of(two.stub.CommitWeightUpdate(request, timeout=5))
         assert code == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_newer_begin_ends_a_call_of_the_older_that_still_waits(two: World) -> None:
+    old = await two.begin(1, timeout_s=20.0)
+    await two.control_all(broken={"/update_weights_from_distributed": "hang"})
+    waiting = asyncio.ensure_future(code_of(receive(two, old.update_id)))
+    await until(lambda: _asked(two, "/update_weights_from_distributed", 2))
+    await two.begin(1)
+    code, words = await waiting
+    assert code == grpc.StatusCode.ABORTED
+    assert "a newer update was begun" in words
+
+
+async def test_a_bucket_is_received_once(two: World) -> None:
+    begun = await two.begin(1)
+    await receive(two, begun.update_id)
+    assert (await code_of(receive(two, begun.update_id)))[0] == grpc.StatusCode.FAILED_PRECONDITION
+    plan = UpdatePlan("id", begin_request(1), group_is_new=False, num_received=1)
+    plan.request.buckets.append(weights_pb2.Bucket(index=1))
+    with pytest.raises(Refused, match="must be 1 of 2"):
+        check_bucket(plan, 0)
+
+
+async def test_a_restarted_engine_is_not_the_one_that_took_part() -> None:
+    engine = fleet.Engine("engine-0", 0, incarnation=1, state=fleet.UPDATING)
+    participant = Participant(engine, 1, 1, cast(EngineHttp, None))
+    assert participant.is_same
+    engine.incarnation, engine.state = 2, fleet.WAITING
+    assert not participant.is_same
+    engine.incarnation, engine.state = 1, fleet.GONE
+    assert not participant.is_same
