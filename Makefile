@@ -42,7 +42,7 @@ test-all: setup ## Run every test that this machine can run
 check: setup $(READY_PROTO) ## Format, lint, types, import rules, freshness of the generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyrefly check
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/lint-imports
 	$(VENV_PROTO)/bin/python protos/generate.py --check
 
