@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66urlong/v1/sample.proto\x12\nfurlong.v1\"A\n\x0bVersionSpan\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\"\xce\x02\n\x06Sample\x12\r\n\x05index\x18\x01 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\x05\x12\x1a\n\x12response_token_ids\x18\x03 \x03(\x05\x12\x19\n\x11rollout_log_probs\x18\x04 \x03(\x02\x12\x11\n\tloss_mask\x18\x05 \x01(\x0c\x12\x30\n\x0fpolicy_versions\x18\x06 \x03(\x0b\x32\x17.furlong.v1.VersionSpan\x12(\n\x06status\x18\x07 \x01(\x0e\x32\x18.furlong.v1.SampleStatus\x12\x13\n\x06reward\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11num_cached_tokens\x18\t \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08response\x18\n \x01(\t\x12\r\n\x05\x65rror\x18\x0b \x01(\tB\t\n\x07_rewardB\x14\n\x12_num_cached_tokens\"\x84\x01\n\x05Group\x12\x13\n\x0bgroup_index\x18\x01 \x01(\x04\x12\x14\n\x0cprompt_index\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12#\n\x07samples\x18\x04 \x03(\x0b\x32\x12.furlong.v1.Sample\x12\x12\n\x05label\x18\x05 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_label*\x9c\x01\n\x0cSampleStatus\x12\x1d\n\x19SAMPLE_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n\x17SAMPLE_STATUS_COMPLETED\x10\x01\x12\x1b\n\x17SAMPLE_STATUS_TRUNCATED\x10\x02\x12\x19\n\x15SAMPLE_STATUS_ABORTED\x10\x03\x12\x18\n\x14SAMPLE_STATUS_FAILED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66urlong/v1/sample.proto\x12\nfurlong.v1\"A\n\x0bVersionSpan\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\"\xef\x02\n\x06Sample\x12\r\n\x05index\x18\x01 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\x05\x12\x1a\n\x12response_token_ids\x18\x03 \x03(\x05\x12\x19\n\x11rollout_log_probs\x18\x04 \x03(\x02\x12\x11\n\tloss_mask\x18\x05 \x01(\x0c\x12\x30\n\x0fpolicy_versions\x18\x06 \x03(\x0b\x32\x17.furlong.v1.VersionSpan\x12(\n\x06status\x18\x07 \x01(\x0e\x32\x18.furlong.v1.SampleStatus\x12\x13\n\x06reward\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11num_cached_tokens\x18\t \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08response\x18\n \x01(\t\x12\r\n\x05\x65rror\x18\x0b \x01(\t\x12\x1f\n\x17\x66\x61iled_after_truncation\x18\x0c \x01(\x08\x42\t\n\x07_rewardB\x14\n\x12_num_cached_tokens\"\x84\x01\n\x05Group\x12\x13\n\x0bgroup_index\x18\x01 \x01(\x04\x12\x14\n\x0cprompt_index\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12#\n\x07samples\x18\x04 \x03(\x0b\x32\x12.furlong.v1.Sample\x12\x12\n\x05label\x18\x05 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_label*\x9c\x01\n\x0cSampleStatus\x12\x1d\n\x19SAMPLE_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n\x17SAMPLE_STATUS_COMPLETED\x10\x01\x12\x1b\n\x17SAMPLE_STATUS_TRUNCATED\x10\x02\x12\x19\n\x15SAMPLE_STATUS_ABORTED\x10\x03\x12\x18\n\x14SAMPLE_STATUS_FAILED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'furlong.v1.sample_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SAMPLESTATUS']._serialized_start=579
-  _globals['_SAMPLESTATUS']._serialized_end=735
+  _globals['_SAMPLESTATUS']._serialized_start=612
+  _globals['_SAMPLESTATUS']._serialized_end=768
   _globals['_VERSIONSPAN']._serialized_start=39
   _globals['_VERSIONSPAN']._serialized_end=104
   _globals['_SAMPLE']._serialized_start=107
-  _globals['_SAMPLE']._serialized_end=441
-  _globals['_GROUP']._serialized_start=444
-  _globals['_GROUP']._serialized_end=576
+  _globals['_SAMPLE']._serialized_end=474
+  _globals['_GROUP']._serialized_start=477
+  _globals['_GROUP']._serialized_end=609
 # @@protoc_insertion_point(module_scope)

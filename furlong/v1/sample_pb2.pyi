@@ -31,7 +31,7 @@ class VersionSpan(_message.Message):
     def __init__(self, policy_version: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Sample(_message.Message):
-    __slots__ = ("index", "prompt_token_ids", "response_token_ids", "rollout_log_probs", "loss_mask", "policy_versions", "status", "reward", "num_cached_tokens", "response", "error")
+    __slots__ = ("index", "prompt_token_ids", "response_token_ids", "rollout_log_probs", "loss_mask", "policy_versions", "status", "reward", "num_cached_tokens", "response", "error", "failed_after_truncation")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class Sample(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    FAILED_AFTER_TRUNCATION_FIELD_NUMBER: _ClassVar[int]
     index: int
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     response_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -54,7 +55,8 @@ class Sample(_message.Message):
     num_cached_tokens: int
     response: str
     error: str
-    def __init__(self, index: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., response_token_ids: _Optional[_Iterable[int]] = ..., rollout_log_probs: _Optional[_Iterable[float]] = ..., loss_mask: _Optional[bytes] = ..., policy_versions: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., status: _Optional[_Union[SampleStatus, str]] = ..., reward: _Optional[float] = ..., num_cached_tokens: _Optional[int] = ..., response: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+    failed_after_truncation: bool
+    def __init__(self, index: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., response_token_ids: _Optional[_Iterable[int]] = ..., rollout_log_probs: _Optional[_Iterable[float]] = ..., loss_mask: _Optional[bytes] = ..., policy_versions: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., status: _Optional[_Union[SampleStatus, str]] = ..., reward: _Optional[float] = ..., num_cached_tokens: _Optional[int] = ..., response: _Optional[str] = ..., error: _Optional[str] = ..., failed_after_truncation: bool = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("group_index", "prompt_index", "epoch", "samples", "label")

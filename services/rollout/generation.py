@@ -197,6 +197,7 @@ def failed_sample(index: int, prompt_token_ids: "array[int] | Sequence[int]", re
 
 def fail(sample: sample_pb2.Sample, reason: str) -> None:
     """Mark a sample as failed; it keeps its tokens but has no reward."""
+    sample.failed_after_truncation |= sample.status == sample_pb2.SAMPLE_STATUS_TRUNCATED
     sample.status = sample_pb2.SAMPLE_STATUS_FAILED
     sample.error = reason
     sample.ClearField("reward")

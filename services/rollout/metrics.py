@@ -130,8 +130,9 @@ def zero_std_values(groups: Groups) -> dict[str, Value]:
 
 
 def truncated_ratio(samples: Iterable[sample_pb2.Sample]) -> Mean:
-    """Share of the answered samples that the engine stopped at the token limit."""
-    answered = [s.status == sample_pb2.SAMPLE_STATUS_TRUNCATED for s in samples if s.response_token_ids]
+    """Share of the answered samples that the engine stopped at the token limit, whatever their reward came to."""
+    truncated = sample_pb2.SAMPLE_STATUS_TRUNCATED
+    answered = [s.status == truncated or s.failed_after_truncation for s in samples if s.response_token_ids]
     return Mean(sum(answered), len(answered))
 
 
@@ -196,7 +197,9 @@ def _caches(groups: Groups) -> dict[str, Value]:
 
 
 def _perf(groups: Groups, times: RolloutTimes) -> dict[str, Value]:
-    lengths = [len(sample.response_token_ids) for sample in _samples(groups)]
+    samples = _samples(groups)
+    lengths = [len(sample.response_token_ids) for sample in samples]
+    trained = sum(_response_lengths([sample for sample in samples if sample.HasField("reward")]))
     values: dict[str, Value] = {
         "perf/rollout_time": Last(times.rollout_s),
         "perf/reward_time": Last(times.reward_s),
@@ -204,6 +207,7 @@ def _perf(groups: Groups, times: RolloutTimes) -> dict[str, Value]:
     }
     if times.rollout_s > 0:
         values["perf/tokens_per_gpu_per_sec"] = Last(sum(lengths) / times.rollout_s / times.num_devices)
+        values["perf/effective_tokens_per_gpu_per_sec"] = Last(trained / times.rollout_s / times.num_devices)
         values["perf/longest_sample_tokens_per_sec"] = Last(max(lengths, default=0) / times.rollout_s)
     return values
 

@@ -48,8 +48,6 @@ class TrainResult:
     log_probs_time_s: float | None
     """Seconds to score the rollout before its first step. None: that was not needed."""
     ref_log_probs_time_s: float | None
-    num_tokens: int
-    """Trained tokens."""
     num_model_tokens: int
     """Prompt and response tokens of the trained samples."""
     model_flops: float

@@ -97,7 +97,6 @@ class FsdpBackend:
             train_time_s=time.monotonic() - started,
             log_probs_time_s=log_probs_time_s,
             ref_log_probs_time_s=ref_time_s,
-            num_tokens=sum(step.num_tokens for step in steps),
             num_model_tokens=sum(lengths),
             model_flops=training_flops(self._sizes, lengths),
         )

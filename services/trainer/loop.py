@@ -127,12 +127,12 @@ class Loop:
 
     def _train_and_publish(self, rollout_id: int, received: Received) -> _Trained:
         parts = self._parts
-        first_step = parts.backend.train_step
+        finished_before = parts.backend.train_step
         with parts.status.stage("training"):
             batch = make_batch(received.groups, rollout_id=rollout_id, policy_version=rollout_id, rules=self._rules())
             trained = parts.backend.train(batch)
         self._done = rollout_id + 1
-        send_train_steps(parts.telemetry, list(trained.steps), first_step=first_step, rollout_id=rollout_id)
+        send_train_steps(parts.telemetry, trained.steps, finished_before=finished_before, rollout_id=rollout_id)
         with parts.status.stage("publishing"):
             published = parts.session.publish(rollout_id + 1)
         parts.status.update(policy_version=rollout_id + 1, train_step=parts.backend.train_step)

@@ -1,6 +1,6 @@
 """What an iteration tells the world: metrics records and the row. Turns numbers into them; measures nothing itself."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -34,9 +34,11 @@ class Iteration:
     peak_flops: float | None
 
 
-def send_train_steps(telemetry: Telemetry, steps: list[StepResult], *, first_step: int, rollout_id: int) -> None:
-    """One record an optimiser step on the axis train/step."""
-    for step, result in enumerate(steps, start=first_step):
+def send_train_steps(
+    telemetry: Telemetry, steps: Sequence[StepResult], *, finished_before: int, rollout_id: int
+) -> None:
+    """One record an optimiser step on the axis train/step, which counts finished steps: the run's first is at 1."""
+    for step, result in enumerate(steps, start=finished_before + 1):
         telemetry.metrics("train/step", step, result.values, part=PART, parts=[PART], rollout_id=rollout_id)
         if result.skipped:
             log.warning("optimizer_step_skipped", train_step=step, reason="loss or gradient is not finite")
@@ -56,24 +58,27 @@ def perf_values(iteration: Iteration) -> dict[str, records.Value]:
     trained, published, seconds = iteration.trained, iteration.published, iteration.seconds
     total, train = iteration.step_time_s, trained.train_time_s
     wait = seconds.get("waiting_for_samples", 0.0)
+    evaluating, saving = seconds.get("evaluating"), seconds.get("saving")
+    stepping = train - (trained.log_probs_time_s or 0.0) - (trained.ref_log_probs_time_s or 0.0)
+    # what is shown by a name of its own, not the stages: those hold more, and the rest must make the parts add up
+    named = wait + train + published.seconds + (evaluating or 0.0) + (saving or 0.0)
     numbers: dict[str, float | None] = {
         "train_time": train,
         "p2p_time": published.seconds,
-        "eval_time": seconds.get("evaluating"),
-        "save_time": seconds.get("saving"),
+        "eval_time": evaluating,
+        "save_time": saving,
         "step_time": total,
-        "other_time": max(0.0, total - sum(seconds.values())),
+        "other_time": max(0.0, total - named),
         "train_wait_time": wait,
         "wait_time_ratio": _ratio(wait, total),
         "rollout_train_ratio": _ratio(iteration.summary.rollout_time_s, train),
-        "effective_tokens_per_gpu_per_sec": _ratio(trained.num_tokens, total * iteration.num_devices),
-        "actor_train_tok_per_s": _ratio(trained.num_model_tokens, train),
+        "actor_train_tok_per_s": _ratio(trained.num_model_tokens, stepping),
         "log_probs_time": trained.log_probs_time_s,
         "ref_log_probs_time": trained.ref_log_probs_time_s,
         "update_weights_bytes": published.size_bytes,
         "update_weights_gb_per_s": _ratio(published.size_bytes / 1e9, published.seconds),
     }
-    flops_per_s = _ratio(trained.model_flops, train * iteration.num_devices)
+    flops_per_s = _ratio(trained.model_flops, stepping * iteration.num_devices)
     if flops_per_s is not None:
         numbers["actor_train_tflops"] = flops_per_s / 1e12
         if iteration.peak_flops is not None:

@@ -8,6 +8,7 @@ import pytest
 
 from furlong.records import reduce_value
 from furlong.v1 import sample_pb2
+from services.rollout.generation import fail
 from services.rollout.metrics import (
     Incidents,
     RolloutTimes,
@@ -100,6 +101,14 @@ def test_lengths_truncation_and_versions() -> None:
     assert told["rollout/num_failed"] == 1
 
 
+def test_truncated_sample_whose_reward_fails_stays_truncated() -> None:
+    samples = [sample(1, 2), sample(0, 2, status=TRUNCATED), sample(None, 2, status=TRUNCATED)]
+    fail(samples[2], "the reward function raised")
+    assert samples[2].status == FAILED
+    told = values([sample_pb2.Group(samples=samples)], size=3)
+    assert told["rollout/truncated_ratio"] == pytest.approx(2 / 3)
+
+
 def test_counts_hold_what_was_asked_for_again() -> None:
     groups = [sample_pb2.Group(samples=[sample(1), sample(None, 0, status=ABORTED)])]
     told = values(groups, incidents=Incidents(num_aborted=3, num_empty=5))
@@ -158,8 +167,10 @@ def test_cache_hits_count_only_samples_that_tell() -> None:
 
 
 def test_speeds_are_of_all_tokens_and_devices() -> None:
-    told = values([sample_pb2.Group(samples=[sample(1, 6), sample(1, 2)])])
-    assert told["perf/tokens_per_gpu_per_sec"] == 8 / 2.0 / 2
+    samples = [sample(1, 6), sample(1, 2, loss_mask=b"\x01\x00"), sample(None, 4, status=FAILED)]
+    told = values([sample_pb2.Group(samples=samples)])
+    assert told["perf/tokens_per_gpu_per_sec"] == 12 / 2.0 / 2
+    assert told["perf/effective_tokens_per_gpu_per_sec"] == 7 / 2.0 / 2  # trained ones, of the same seconds
     assert told["perf/longest_sample_tokens_per_sec"] == 3
     assert (told["perf/rollout_time"], told["perf/reward_time"], told["perf/rollout_wait_time"]) == (2.0, 0.5, 0.25)
 
