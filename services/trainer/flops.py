@@ -4,8 +4,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-PEAK_BF16_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
-"""Dense bf16 peak by a word in the device's name; a device that is not here has no MFU."""
+import torch
+
+PEAK_BF16_FLOPS = {
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+}
+"""Dense bf16 peak by words in the device's name, the longer ones first; a device that is not here has no MFU."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,8 @@ def sizes_of(config: Any, parameters: Iterable[tuple[str, tuple[int, ...]]]) -> 
     return ModelSizes(matrices - table, int(text.num_hidden_layers), int(text.num_attention_heads) * int(head_dim))
 
 
-def peak_flops(device_name: str) -> float | None:
-    """Peak of a device by its name. None: not known, so no MFU is shown."""
+def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
+    """Peak of a device by its name, computing in dtype. None: not known, so no MFU is shown."""
+    if dtype != torch.bfloat16:
+        return None
     return next((peak for word, peak in PEAK_BF16_FLOPS.items() if word in device_name), None)

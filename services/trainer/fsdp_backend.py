@@ -52,7 +52,8 @@ class FsdpBackend:
         self.vocabulary_size = self._policy.vocabulary_size
         self.train_step = 0
         self.skipped_steps = 0
-        self.peak_flops = peak_flops(torch.cuda.get_device_name(ranks.device)) if ranks.device.type == "cuda" else None
+        on_gpu = ranks.device.type == "cuda"
+        self.peak_flops = peak_flops(torch.cuda.get_device_name(ranks.device), self._dtype) if on_gpu else None
         self._share_prompts = attends_to_everything(self._policy.lm) and sharing_is_exact(self._policy)
 
     def _load(self, folder: str, *, key: str) -> Policy:

@@ -35,7 +35,10 @@ def policy_terms(
     Source: PPO (arXiv 1707.06347), eq. 7, with the two clips apart (DAPO, arXiv 2503.14476); the dual clip for A < 0,
     min(loss, -c A), from arXiv 1912.09729, eq. 5. All arguments have one shape.
     """
-    ratio = torch.exp(log_probs - old_log_probs)
+    difference = log_probs - old_log_probs
+    # where the ratio overflows, exp's own gradient is infinite, and times the 0 of a clip or a mask it is NaN
+    overflows = torch.exp(difference.detach()).isinf()
+    ratio = torch.exp(torch.where(overflows, difference.detach(), difference))
     plain = -ratio * advantages
     bounded = -ratio.clamp(1.0 - eps_clip, 1.0 + eps_clip_high) * advantages
     loss = torch.maximum(plain, bounded)

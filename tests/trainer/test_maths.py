@@ -76,6 +76,20 @@ def test_dual_clip_bounds_negative_advantages_only() -> None:
     assert terms.dual_clipped.tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_ratio_beyond_float32_is_clipped_or_masked_without_a_nan_gradient(weight: float) -> None:
+    log_probs = torch.tensor([0.0, -1.0], requires_grad=True)
+    old = torch.tensor([-200.0, -1.0])  # e^200 is no float32
+    terms = policy_terms(log_probs, old, torch.ones(2), eps_clip=0.2, eps_clip_high=0.2)
+    weighted_sum(terms.loss, torch.tensor([weight, 1.0])).backward()
+    assert log_probs.grad is not None and log_probs.grad.tolist() == [0.0, -1.0]
+
+
+def test_ratio_beyond_float32_that_nothing_bounds_is_an_infinite_loss() -> None:
+    terms = policy_terms(torch.zeros(1), torch.tensor([-200.0]), -torch.ones(1), eps_clip=0.2, eps_clip_high=0.2)
+    assert float(terms.loss) == math.inf  # the step is skipped
+
+
 def test_averages_count_tokens_or_sequences() -> None:
     """0.2 over 100 tokens and 2.0 over 1: by token 0.2178, by sequence 1.1, however they are cut."""
     values = torch.cat([torch.full((100,), 0.2), torch.tensor([2.0])])

@@ -55,8 +55,11 @@ def test_flops_follow_from_the_models_sizes() -> None:
 
 
 def test_peak_of_an_unknown_device_is_not_guessed() -> None:
-    assert peak_flops("NVIDIA H200") == 989e12
-    assert peak_flops("Some Future Card") is None
+    bf16 = torch.bfloat16
+    assert peak_flops("NVIDIA H200", bf16) == peak_flops("NVIDIA H100 80GB HBM3", bf16) == 989e12
+    assert peak_flops("NVIDIA H100 PCIe", bf16) == 756e12
+    assert peak_flops("Some Future Card", bf16) is None
+    assert peak_flops("NVIDIA H200", torch.float32) is None  # the table is bf16's
 
 
 def test_only_a_broken_connection_is_a_lost_peer() -> None:
