@@ -143,8 +143,6 @@ class RequestReader:
             )
 
     def _stop_ids(self, params: SamplingParams) -> frozenset[int]:
-        if params.ignore_eos:  # as in SGLang, this also switches stop_token_ids off
-            return frozenset()
         inside = (item for item in params.stop_token_ids if 0 <= item < self.limits.vocab_size)
         return self.limits.eos_token_ids | frozenset(inside)
 

@@ -47,6 +47,7 @@ class Sample:
     params: SamplingParams
     logprob: LogprobOptions
     stop_ids: frozenset[int]
+    """Tokens that end it, unless ignore_eos, and that it must not have before min_new_tokens, ignore_eos or not."""
     key: int
     prompt_key: tuple[int, int]
     """(request number, index of the first sample of it with this prompt): equal keys share one prefill."""

@@ -43,7 +43,7 @@ def finish_reason(sample: Sample, token: int, stops: TextStops | None) -> Finish
         return {"type": "length", "length": len(sample.output_ids)}
     if len(sample.output_ids) < sample.params.min_new_tokens:
         return None
-    if token in sample.stop_ids:
+    if token in sample.stop_ids and not sample.params.ignore_eos:  # as in SGLang: stop_token_ids are ignored too
         return {"type": "stop", "matched": token}
     matched = stops.match(sample) if stops else None
     return {"type": "stop", "matched": matched} if matched is not None else None

@@ -66,6 +66,16 @@ def test_stop_tokens_min_new_tokens_and_logit_bias(engine: EngineProcess) -> Non
     assert held["output_ids"][3] == 65
 
 
+def test_ignore_eos_ignores_stop_tokens_too_but_not_min_new_tokens(engine: EngineProcess) -> None:
+    """As SGLang 0.5.23 answers the same requests."""
+    params = {"logit_bias": {"65": 100}, "stop_token_ids": [65], "ignore_eos": True, "max_new_tokens": 5}
+    assert engine.generate(params=params)["output_ids"] == [65] * 5
+    held = engine.generate(params=params | {"min_new_tokens": 3})
+    assert 65 not in held["output_ids"][:3]
+    assert held["output_ids"][3:] == [65, 65]
+    assert held["meta_info"]["finish_reason"] == {"type": "length", "length": 5}
+
+
 @pytest.mark.parametrize("params", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}, {"temperature": 1e-9}])
 def test_the_narrowest_choice_is_greedy(engine: EngineProcess, params: dict[str, Any]) -> None:
     warm = engine.generate(params={"temperature": 1.0, "max_new_tokens": 20} | params)
