@@ -16,10 +16,10 @@ import structlog
 
 from furlong import addresses, logs
 from furlong.addresses import NotReachable
-from furlong.config import ConfigError, RunConfig
+from furlong.config import ConfigError, RunConfig, to_toml
 from furlong.process import ExitCode, StopSignal
 from furlong.rpc import PortTaken
-from furlong.rundir import RunDir
+from furlong.rundir import RunDir, write_atomically
 from furlong.telemetry import Telemetry
 
 log = structlog.get_logger()
@@ -57,6 +57,8 @@ def start(
     foreground: also log to stderr, for who runs one service by hand or under systemd.
     """
     run_dir = RunDir(Path(config.run.run_dir)).create()
+    if not run_dir.config.exists():  # `furlong up` writes it; services that are started one by one do here
+        write_atomically(run_dir.config, to_toml(config).encode())
     telemetry = Telemetry.for_run(config, run_dir, service=service, instance=instance)
     logs.configure(
         run=config.run.name,

@@ -3,6 +3,7 @@
 Answers UNAVAILABLE until the service is assembled. A failure is a status, never a field.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -29,6 +30,9 @@ log = structlog.get_logger()
 SERVICE = "furlong.v1.Rollout"
 Context = grpc.aio.ServicerContext
 T = TypeVar("T")
+
+FLUSH_LIMIT_S = 1.0
+"""Seconds that an answer waits at the most for its numbers to be on disk."""
 
 
 @dataclass
@@ -80,12 +84,14 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServicer):
     async def Evaluate(self, request: rollout_pb2.EvaluateRequest, context: Context) -> rollout_pb2.EvaluateResponse:
         async def work() -> rollout_pb2.EvaluateResponse:
             parts = self._assembled()
-            return await parts.evaluations.evaluate(
+            answer = await parts.evaluations.evaluate(
                 request.rollout_id,
                 request.policy_version,
                 attempt=parts.batches.attempt,
                 weights_digest=parts.weights.weights_digest,
             )
+            await self._flush()
+            return answer
 
         return await _answered(context, work())
 
@@ -132,7 +138,9 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServicer):
 
     async def SaveState(self, request: rollout_pb2.SaveStateRequest, context: Context) -> rollout_pb2.SaveStateResponse:
         async def work() -> bytes:
-            return self._assembled().batches.save(request.rollout_id)
+            state = self._assembled().batches.save(request.rollout_id)
+            await self._flush()  # a checkpoint with this state may count from now on: its rollouts' numbers are on disk
+            return state
 
         return rollout_pb2.SaveStateResponse(state=await _answered(context, work()))
 
@@ -150,6 +158,11 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServicer):
             return rollout_pb2.RestoreStateResponse(warnings=warnings, num_groups_drawn=parts.batches.num_groups_drawn)
 
         return await _answered(context, work())
+
+    async def _flush(self) -> None:
+        """Wait until the metrics service has our records on disk. While it is away, the spool has them."""
+        if self._telemetry.stats.connected:
+            await asyncio.to_thread(self._telemetry.flush, FLUSH_LIMIT_S)
 
     async def CommitCheckpoint(
         self, request: rollout_pb2.CommitCheckpointRequest, context: Context

@@ -15,8 +15,11 @@ from services.trainer.torch_setup import set_up_torch
 log = structlog.get_logger()
 
 
-def run_follower(context: ServiceContext, rank: int) -> ExitCode:
-    """A rank's life. Its own stop signal is told to rank 0, which ends the run for all. May raise PeerLost."""
+def run_follower(context: ServiceContext, rank: int, *, begun: threading.Event) -> ExitCode:
+    """A rank's life. Its own stop signal is told to rank 0, which ends the run for all. May raise PeerLost.
+
+    begun: set once rank 0 can hear of a stop.
+    """
     config = context.config
     set_up_torch(config)
     addresses.publish(context.run_dir, context.instance)
@@ -24,6 +27,7 @@ def run_follower(context: ServiceContext, rank: int) -> ExitCode:
     assert met.store is not None  # several ranks always have one
     watch = PeerWatch(met.peers, context.telemetry).start()
     _tell_stop(context.stop, met)
+    begun.set()
     follow(FsdpBackend(config, met.info), met.store, at_end=watch.stop)
     return ExitCode.DRAINED if context.stop.requested.is_set() else ExitCode.DONE
 

@@ -1,6 +1,7 @@
 """Rank 0 from the rendezvous to the end of the loop: serves Trainer, restores, and runs the loop over all ranks."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Generator, Mapping
 
 import structlog
@@ -31,8 +32,8 @@ from services.trainer.torch_setup import set_up_torch
 log = structlog.get_logger()
 
 
-def lead(context: ServiceContext, checkpoints: Checkpoints, rows: RowWriter) -> ExitCode:
-    """Rank 0's life. Raises what `main` turns into an exit code."""
+def lead(context: ServiceContext, checkpoints: Checkpoints, rows: RowWriter, *, begun: threading.Event) -> ExitCode:
+    """Rank 0's life. Raises what `main` turns into an exit code. begun: set once the loop minds stops itself."""
     config = context.config
     set_up_torch(config)
     status = Status()
@@ -54,6 +55,7 @@ def lead(context: ServiceContext, checkpoints: Checkpoints, rows: RowWriter) -> 
             _restore(config, backend, newest)
         loop, session = _assemble(context, met, backend, checkpoints, newest, status, rows)
         server.set_serving(serving=True)
+        begun.set()
         try:
             code = loop.run()
         finally:

@@ -4,6 +4,8 @@ Heavy imports happen in the functions, after the configuration is known to be so
 """
 
 import contextlib
+import os
+import threading
 import traceback
 
 import grpc
@@ -85,8 +87,27 @@ def _run(context: ServiceContext, rank: int, rows: RowWriter) -> ExitCode:
         checkpoints.clear_remains()
         from services.trainer.leader import lead
 
-        return lead(context, checkpoints, rows)
+        return lead(context, checkpoints, rows, begun=_leaving_until_begun(context))
     context.telemetry.attempt = read_attempt(context.run_dir)
     from services.trainer.follower import run_follower
 
-    return run_follower(context, rank)
+    return run_follower(context, rank, begun=_leaving_until_begun(context))
+
+
+def _leaving_until_begun(context: ServiceContext) -> threading.Event:
+    """Until the event that is returned is set, a stop ends the process at once, whatever it is waiting for: nothing is
+    trained yet, and the waits of a start (peers, rollout, the first weights) hear no signal."""
+    begun = threading.Event()
+
+    def watch() -> None:
+        context.stop.requested.wait()
+        if begun.is_set():
+            return
+        log.info("stopped_while_starting", reason=context.stop.reason)
+        with contextlib.suppress(NotReachable, OSError):
+            addresses.withdraw(context.run_dir, context.instance)
+        context.telemetry.close(timeout_s=1.0)
+        os._exit(context.stop.code)
+
+    threading.Thread(target=watch, name="stop-while-starting", daemon=True).start()
+    return begun

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
@@ -39,6 +40,13 @@ class FakeTelemetry:
 
     def metrics(self, axis: str, step: int, values: Mapping[str, Any], **_: object) -> None:
         self.rows.append((axis, step, dict(values), self.attempt))
+
+    @property
+    def stats(self) -> SimpleNamespace:
+        return SimpleNamespace(connected=True)
+
+    def flush(self, timeout_s: float) -> bool:
+        return True
 
 
 def write_model(folder: Path) -> Path:

@@ -1,6 +1,7 @@
 """Runs rank 0 of the trainer in this process against a fake rollout; only telemetry and stdout are caught."""
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -69,7 +70,7 @@ def run_trainer(config: RunConfig, *, stop: StopSignal | None = None) -> Run:
     rows = RowWriter(writer)
     checkpoints = Checkpoints(run_dir.checkpoints, keep=config.run.keep_checkpoints)
     try:
-        code = lead(context, checkpoints, rows)
+        code = lead(context, checkpoints, rows, begun=threading.Event())
     finally:
         rows.close(5.0)
         os.close(writer)

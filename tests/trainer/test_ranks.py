@@ -72,6 +72,23 @@ def test_sigterm_drains_with_a_checkpoint(fake: FakeRollout, make_config: Config
     assert output.count("iter ") == fake.committed[-1] + 1
 
 
+def test_sigterm_while_the_first_weights_hang_ends_at_once(fake: FakeRollout, make_config: ConfigMaker) -> None:
+    held, reached = threading.Event(), threading.Event()
+
+    def hang(context: grpc.ServicerContext) -> None:
+        reached.set()
+        held.wait(60)
+
+    fake.before["BeginWeightUpdate"] = hang
+    process = start(make_config(num_rollout=3), 0)
+    try:
+        assert reached.wait(STARTS_WITHIN_S)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=5) == ExitCode.DRAINED
+    finally:
+        held.set()
+
+
 @pytest.mark.slow
 def test_status_and_stop_over_grpc_and_the_end_of_a_done_run(fake: FakeRollout, make_config: ConfigMaker) -> None:
     config = make_config(num_rollout=10_000)
