@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from furlong.config import RunConfig
+from furlong.rundir import RunDir
 
 CPU_MAX_TOTAL_TOKENS = 65536
 """KV cache of SGLang on a CPU when none is given: its own choice is most of the memory."""
@@ -53,6 +54,8 @@ def _cpu_command(config: RunConfig, place: EnginePlace) -> list[str]:
         "--random-seed": str(config.run.seed),
         "--parent-pid": str(place.parent_pid),
         "--instance": f"engine-{place.index}",
+        "--log-level": config.run.log_level,
+        "--run-config": str(RunDir(Path(config.run.run_dir)).config),
     }
     if rollout.engine_max_total_tokens is not None:
         options["--max-total-tokens"] = str(rollout.engine_max_total_tokens)

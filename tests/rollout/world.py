@@ -15,7 +15,7 @@ import aiohttp
 import grpc.aio
 
 from furlong import addresses, rpc
-from furlong.config import RunConfig
+from furlong.config import RunConfig, to_toml
 from furlong.config.rules import resolve
 from furlong.process import StopSignal
 from furlong.rundir import RunDir
@@ -194,6 +194,7 @@ async def router_of(config: RunConfig) -> AsyncGenerator[None]:
 async def rollout_of(config: RunConfig) -> AsyncGenerator[World]:
     """A rollout service in this process."""
     run_dir = RunDir(Path(config.run.run_dir)).create()
+    run_dir.config.write_text(to_toml(config))  # as service.start does; engines read it
     telemetry = FakeTelemetry()
     context = ServiceContext(config, run_dir, "rollout", cast(Telemetry, telemetry), StopSignal())
     async with serve(context):

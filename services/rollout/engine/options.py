@@ -36,6 +36,7 @@ class EngineOptions:
     drain_timeout_s: float
     parent_pid: int | None
     instance: str
+    run_config: Path | None
 
 
 def parse_options(argv: Sequence[str] | None = None) -> EngineOptions:
@@ -83,4 +84,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--drain-timeout-s", type=float, default=30.0, help="on SIGTERM, time for running samples to end")
     add("--parent-pid", type=int, help="end at once when this parent process does")
     add("--instance", default="engine", help="name of this process in its logs")
+    add("--run-config", type=Path, help="config.toml of a Furlong run: log into its folder and to its metrics service")
     return parser

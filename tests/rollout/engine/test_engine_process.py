@@ -35,7 +35,7 @@ def test_a_folder_without_a_model_is_refused_with_exit_code_2(tmp_path: Path) ->
         check=False,
     )
     assert done.returncode == 2
-    last = json.loads(done.stdout.splitlines()[-1])
+    last = json.loads(done.stderr.splitlines()[-1])
     assert last["event"] == "engine_refused"
     assert "config.json" in last["error"]
 
