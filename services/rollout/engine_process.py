@@ -58,9 +58,12 @@ class EngineProcess:
         return status
 
     async def stop(self, budget_s: float) -> None:
-        """SIGTERM, and SIGKILL to whatever of its process group is left after the budget."""
+        """SIGTERM, and SIGKILL to whatever of its process group is left after the budget.
+
+        Only the engine itself is asked: SGLang takes it for a crash when its own children end before it.
+        """
         if self.exit_status is None:
-            self._signal(signal.SIGTERM)
+            self._process.terminate()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(budget_s):
                     await self.wait()
@@ -69,15 +72,12 @@ class EngineProcess:
 
     def kill(self) -> None:
         """End the whole process group at once."""
-        self._signal(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
         """The end of its output; not that of an earlier engine in the same file."""
         return last_words(self._output, since=self._output_start)
-
-    def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
 
 
 async def start_engine(
