@@ -11,11 +11,16 @@ import time
 from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import orjson
 import psutil
+import structlog
+from pydantic import Field, TypeAdapter, ValidationError
 
 from furlong.rundir import RunDir, write_atomically
+
+log = structlog.get_logger()
 
 
 class NotReachable(Exception):
@@ -28,7 +33,7 @@ class Address:
 
     instance: str
     """For example `rollout` or `trainer-0`."""
-    pid: int
+    pid: Annotated[int, Field(ge=1, lt=2**31)]
     grpc: str | None = None
     """`HOST:PORT`, IPv6 hosts in brackets."""
     http: str | None = None
@@ -56,6 +61,9 @@ class Address:
             return False
 
 
+_ENTRY = TypeAdapter(Address)
+
+
 def join_host_port(host: str, port: int) -> str:
     """`HOST:PORT` with brackets around an IPv6 host."""
     bare = host.strip("[]")
@@ -76,7 +84,7 @@ def publish(
         instance, os.getpid(), grpc, http, started, time.time(), dict(extra or {}), _start_ticks(os.getpid())
     )
     with _locked(run_dir):
-        entries = _read(run_dir)
+        entries = _read(run_dir, tell=True)
         entries[instance] = entry
         _write(run_dir, entries)
     return entry
@@ -141,13 +149,30 @@ def _locked(run_dir: RunDir) -> Generator[None]:
         yield
 
 
-def _read(run_dir: RunDir) -> dict[str, Address]:
+def _read(run_dir: RunDir, *, tell: bool = False) -> dict[str, Address]:
+    """What stands there and is whole. A damaged file or entry counts as none: each service writes its own anew.
+
+    tell: log that something is damaged. Who polls does not.
+    """
     try:
         tree = orjson.loads(run_dir.addresses.read_bytes())
     except FileNotFoundError:
         return {}
-    known = {f for f in Address.__dataclass_fields__ if f != "instance"}
-    return {name: Address(name, **{k: v for k, v in item.items() if k in known}) for name, item in tree.items()}
+    except orjson.JSONDecodeError:
+        tree = None
+    items = tree if isinstance(tree, dict) else {}
+    entries = {name: entry for name, item in items.items() if (entry := _entry(name, item)) is not None}
+    if tell and (items is not tree or len(entries) < len(items)):
+        log.warning("addresses_damaged", path=str(run_dir.addresses), kept=sorted(entries))
+    return entries
+
+
+def _entry(instance: str, item: object) -> Address | None:
+    """One entry as it was published; None when it is not one."""
+    try:
+        return _ENTRY.validate_python({**item, "instance": instance}) if isinstance(item, dict) else None
+    except ValidationError:
+        return None
 
 
 def _write(run_dir: RunDir, entries: Mapping[str, Address]) -> None:

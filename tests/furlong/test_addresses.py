@@ -146,3 +146,27 @@ def test_an_entry_of_a_newer_furlong_is_read(run_dir: RunDir) -> None:
 )
 def test_host_and_port(host: str, joined: str) -> None:
     assert join_host_port(host, 7) == joined
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b'{"roll', b"[1,2]", b"null", b"\x00\xff", b'{"rollout": "x"}', b'{"rollout": {"grpc": "h:1"}}'),
+        *(b'{"rollout": {"pid": "abc"}}', b'{"rollout": {"pid": 5, "grpc": 7}}', b'{"rollout": {"pid": -3}}'),
+    ],
+)
+def test_damaged_file_holds_no_entries_and_is_written_anew(tmp_path: Path, content: bytes) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.addresses.write_bytes(content)
+    assert not any(entry.alive() for entry in read_addresses(run_dir).values())
+    assert find(run_dir, "rollout") is None
+    publish(run_dir, "router", grpc="127.0.0.1:1")
+    assert [entry.instance for entry in read_addresses(run_dir).values() if entry.alive()] == ["router"]
+
+
+def test_damaged_entry_hides_no_other(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    publish(run_dir, "router", grpc="127.0.0.1:1")
+    tree = orjson.loads(run_dir.addresses.read_bytes())
+    run_dir.addresses.write_bytes(orjson.dumps({**tree, "rollout": {"pid": None}}))
+    assert find(run_dir, "router") is not None
