@@ -10,7 +10,8 @@ from pathlib import Path
 from furlong.config import ConfigError, RunConfig, load_config, load_resolved
 from furlong.config.errors import Problem
 
-CONFIG_HELP = "--config FILE reads a TOML file, with a section for each group of options below; flags win over it."
+CONFIG_HELP = """--config FILE reads a TOML file, with a section for each group of options below. Flags win over it, and
+--FLAG None takes a value of the file away. Paths are relative to the current folder."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,9 @@ def whole_number(options: dict[str, str], name: str) -> int | None:
 def read_run(taken: Taken, *, prog: str, description: str) -> RunConfig:
     """The run that `--config` and the flags describe. Raises ConfigError; `--help` raises SystemExit."""
     config_path = taken.options.get("config")
+    if not config_path and not taken.rest:
+        remedy = f"For example: {prog} --config examples/arithmetic/config.toml. {prog} --help lists the flags."
+        raise ConfigError([Problem("--config", "", "must name the run's TOML file, or flags must describe it", remedy)])
     if config_path and not taken.rest:  # no flags: the flag parser is not needed, and services start faster
         return load_resolved(Path(config_path))
     return load_config(config_path, taken.rest, prog=prog, description=f"{description}\n\n{CONFIG_HELP}")

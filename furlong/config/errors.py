@@ -28,7 +28,8 @@ class Problem:
     def __str__(self) -> str:
         shown = "(hidden)" if is_secret_name(self.key) else repr(self.value)
         shown = shown if len(shown) <= 200 else shown[:200] + "..."
-        return f"{self.key} = {shown}: {self.rule}.{' ' + self.remedy if self.remedy else ''}"
+        head = self.key if self.key.startswith("--") and shown == "''" else f"{self.key} = {shown}"
+        return f"{head}: {self.rule}.{' ' + self.remedy if self.remedy else ''}"
 
 
 class ConfigError(Exception):

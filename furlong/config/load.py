@@ -6,14 +6,15 @@ and remedy. Never reads the environment.
 
 import dataclasses
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from furlong.config.errors import ConfigError, Problem, is_secret_name
+from furlong.config.miles import instead_of
 from furlong.config.rules import check, resolve
 from furlong.config.sections import Also, RunConfig
 
@@ -23,11 +24,12 @@ Tree = dict[str, Any]  # Any: what TOML or a flag may hold, before it is validat
 def load_config(config_path: str | None, flags: Sequence[str], *, prog: str, description: str) -> RunConfig:
     """Read the file (if any), apply the flags, resolve and check.
 
-    Raises ConfigError. `--help` and unknown flags print and raise SystemExit, as a command line does.
+    Raises ConfigError. `--help`, and a value that is not of its flag's type, print and raise SystemExit.
     """
     tree = read_toml(Path(config_path)) if config_path else {}
     _refuse_bad_fields(tree, source=config_path or "")
     _refuse_secrets(flags)
+    _refuse_unknown(flags)
     given = _parse_flags(tree, flags, prog=prog, description=description)
     return _build(given, source="")
 
@@ -47,7 +49,8 @@ def read_toml(path: Path) -> Tree:
         raise ConfigError([Problem("config", str(path), f"must be TOML: {error}", "Mend that line.")]) from error
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError([Problem("config", str(path), f"must be a readable TOML file: {reason}")]) from error
+        seen = "" if path.is_absolute() else f" (seen from {Path.cwd()})"
+        raise ConfigError([Problem("config", str(path), f"must be a readable TOML file: {reason}{seen}")]) from error
 
 
 def _build(tree: Tree, *, source: str) -> RunConfig:
@@ -55,11 +58,13 @@ def _build(tree: Tree, *, source: str) -> RunConfig:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(_problems(error), source=source) from error
-    config = resolve(config)
-    problems = check(config)
-    if problems:
+    try:
+        resolved = resolve(config)
+    except ConfigError as error:
+        raise ConfigError([*error.problems, *check(config)], source=source) from error
+    if problems := check(resolved):
         raise ConfigError(problems, source=source)
-    return config
+    return resolved
 
 
 def _refuse_bad_fields(tree: Tree, *, source: str) -> None:
@@ -77,6 +82,54 @@ def _refuse_secrets(flags: Sequence[str]) -> None:
         if name.startswith("--") and is_secret_name(name):
             remedy = "Set the environment variable instead, for wandb WANDB_API_KEY or WANDB_API_KEY_FILE."
             raise ConfigError([Problem(name, "", "no flag takes a secret: a command line can be read by all", remedy)])
+
+
+def _refuse_unknown(flags: Sequence[str]) -> None:
+    """Words that are no flag and no flag's value, all at once, each with what was probably meant."""
+    known = _known_flags()
+    problems = []
+    flag, names_a_switch = "", False
+    for word, following in zip(flags, [*flags[1:], ""], strict=False):
+        if word.startswith("--"):
+            flag, has_value, value = word.partition("=")
+            name = flag.removeprefix("--").replace("_", "-")
+            names_a_switch = known.get(name) == "switch"
+            if name not in known:
+                shown = value if has_value or following.startswith("--") else following
+                problems.append(Problem(flag, shown, "is not a flag", _flag_suggestion(name, known)))
+        elif names_a_switch:
+            name = flag.removeprefix("--").removeprefix("no-")
+            problems.append(Problem(flag, word, "takes no value", f"Give --{name} or --no-{name}."))
+        elif not flag and word != "-h":
+            problems.append(Problem("arguments", word, "is not a flag", _word_suggestion(word)))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _known_flags() -> dict[str, str]:
+    """Every flag, without its dashes, and whether it takes a value or is a switch."""
+    known = {"help": "switch"}
+    for info in RunConfig.model_fields.values():
+        for field, field_info in _section_class(info).model_fields.items():
+            kind = "switch" if field_info.annotation is bool else "value"
+            names = [field.replace("_", "-"), *_other_names(field_info)]
+            known |= dict.fromkeys(names, kind)
+            if kind == "switch":
+                known |= {f"no-{name}": kind for name in names}
+    return known
+
+
+def _flag_suggestion(name: str, known: Iterable[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    if not (said := instead_of(name)) and close:
+        return f"Did you mean --{close[0]}?"
+    return said or "--help lists all flags."
+
+
+def _word_suggestion(word: str) -> str:
+    return f"Did you mean --config {word}?" if word.endswith(".toml") else "--help lists all flags."
 
 
 def _problems(error: ValidationError) -> list[Problem]:
@@ -104,6 +157,8 @@ def _suggestion(key: str) -> str:
         return f"Did you mean the section [{close[0]}]?" if close else f"Sections: {', '.join(RunConfig.model_fields)}."
     if name in known:
         return f"It belongs into the section [{known[name]}]."
+    if said := instead_of(name):
+        return said
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"Did you mean {known[close[0]]}.{close[0]}?" if close else "`furlong config --help` lists all keys."
 
@@ -141,9 +196,14 @@ def _parse_flags(tree: Tree, flags: Sequence[str], *, prog: str, description: st
 
 
 def _overlay(tree: Tree, flags: Sequence[str], parsed: object) -> Tree:
-    """The file's tree, and over it the value of each field that a flag names, be it the default's."""
+    """The file's tree, and over it the value of each field that a flag names, be it the default's.
+
+    A flag that names a reward takes the place of the file's reward of the other kind.
+    """
     named = {flag.partition("=")[0].removeprefix("--").replace("_", "-") for flag in flags if flag.startswith("--")}
     merged: Tree = {name: dict(section) for name, section in tree.items()}
+    if len(named & {"rm-type", "custom-rm-path"}) == 1:
+        merged.get("rollout", {}).pop("custom_rm_path" if "rm-type" in named else "rm_type", None)
     for name, info in RunConfig.model_fields.items():
         for field, field_info in _section_class(info).model_fields.items():
             kebab = field.replace("_", "-")
@@ -158,12 +218,34 @@ def _other_names(info: FieldInfo) -> list[str]:
 
 
 def _flag_type(info: FieldInfo) -> Any:  # Any: a type expression
-    """The field's annotation for tyro: constraints off, documentation and other names on."""
+    """The field's annotation for tyro: constraints off, documentation and other names on.
+
+    `None` takes a value away, which the help says once for all flags.
+    """
     import tyro
 
     also = [f"--{name}" for name in _other_names(info)]
-    described = tyro.conf.arg(help=info.description, aliases=also or None)
-    return Annotated[_plain(info.annotation), described]  # type: ignore[invalid-annotation]
+    plain, choices = _plain(info.annotation), _optional_choices(info.annotation)
+    described = tyro.conf.arg(
+        help=" ".join((info.description or "").split()),
+        aliases=also or None,
+        metavar=f"{{{','.join(choices)}}}" if choices else _optional_metavar(plain),
+        help_behavior_hint=lambda default: "" if default in ("None", "''", "") else f"(default: {default})",
+    )
+    return Annotated[str | None if choices else plain, described]  # type: ignore[invalid-annotation]
+
+
+def _optional_choices(annotation: Any) -> tuple[str, ...]:  # Any: a type expression
+    """The words of `Literal[...] | None`, which pydantic judges with a better message than the flag parser."""
+    arguments = get_args(annotation)
+    literals = [get_args(argument) for argument in arguments if get_origin(argument) is Literal]
+    return literals[0] if type(None) in arguments and literals else ()
+
+
+def _optional_metavar(plain: Any) -> str | None:  # Any: a type expression
+    """What the help shows for the value of `int | None` and the like; None: what the flag parser would show."""
+    kinds = [argument for argument in get_args(plain) if argument is not type(None)]
+    return kinds[0].__name__.upper() if type(None) in get_args(plain) else None
 
 
 def _plain(annotation: Any) -> Any:  # Any: type expressions in and out

@@ -39,7 +39,10 @@ def _solve_knobs(config: RunConfig) -> dict[str, int]:
         given["num_steps_per_rollout"] = 1
     missing = [name for name in KNOBS if name not in given]
     if len(missing) > 1:
-        remedy = f"Give at least three of them; missing: {', '.join('--' + _kebab(name) for name in missing)}."
+        remedy = (
+            "Give the first two for one optimiser step a rollout, or three of them; "
+            f"missing: {', '.join('--' + _kebab(name) for name in missing)}."
+        )
         raise ConfigError([Problem("run", given, f"{KNOB_RULE} needs three of its four numbers", remedy)])
     left, right = KNOBS[:2], KNOBS[2:]
     if not missing:
@@ -47,7 +50,8 @@ def _solve_knobs(config: RunConfig) -> dict[str, int]:
             shown = " x ".join(str(given[n]) for n in left), " x ".join(str(given[n]) for n in right)
             products = math.prod(given[n] for n in left), math.prod(given[n] for n in right)
             rule = f"{KNOB_RULE} does not hold: {shown[0]} = {products[0]}, {shown[1]} = {products[1]}"
-            raise ConfigError([Problem("run", given, rule, "Leave one of the four out; it follows from the others.")])
+            remedy = "Leave one of the four out; it follows from the others. As a flag, None takes one out of the file."
+            raise ConfigError([Problem("run", given, rule, remedy)])
         return given
     name = missing[0]
     partner = next(n for side in (left, right) if name in side for n in side if n != name)

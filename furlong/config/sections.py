@@ -185,7 +185,8 @@ class RolloutSection(Section):
     """Built-in reward. last_number: 1 if the last number in the response equals the label's, else 0. exact_match: 1 if
     the response, stripped, equals the label."""
     custom_rm_path: str = ""
-    """Reward function of your own, `pkg.mod.fn`: fn(args, sample) -> number or dict; sync or async."""
+    """Reward function of your own, `pkg.mod.fn`: fn(args, sample) -> number or dict; sync or async. As a flag it takes
+    the place of the file's rm_type."""
     log_reward_category: str = ""
     """Key of a category in the dict that the reward function gives: rollout/error_cat/CATEGORY is each one's share."""
     reward_key: str = ""

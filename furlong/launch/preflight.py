@@ -71,7 +71,8 @@ def _missing_files(config: RunConfig) -> Iterator[Problem]:
 
 def _missing_in(key: str, folder: str, file: str, flag: str) -> Iterator[Problem]:
     if not Path(folder).is_dir():
-        yield Problem(key, folder, f"must be a folder, seen from {Path.cwd()}", f"Give another {flag}.")
+        remedy = f"Give {flag} a folder; a model of the Hugging Face hub comes by `hf download NAME --local-dir DIR`."
+        yield Problem(key, folder, f"must be a folder, seen from {Path.cwd()}", remedy)
     elif not Path(folder, file).is_file():
         yield Problem(key, folder, f"must hold {file}", f"Give {flag} a folder that a model was saved to.")
 
@@ -79,7 +80,8 @@ def _missing_in(key: str, folder: str, file: str, flag: str) -> Iterator[Problem
 def _unreadable(key: str, file: str) -> Iterator[Problem]:
     path = Path(file)
     if not path.is_file():
-        yield Problem(key, file, f"must be a file, seen from {Path.cwd()}")
+        remedy = "Paths are relative to the folder that the command runs in."
+        yield Problem(key, file, f"must be a file, seen from {Path.cwd()}", remedy)
         return
     try:
         with path.open("rb") as opened:

@@ -1,6 +1,7 @@
 """From a file and flags to a resolved run, and the errors on the way."""
 
 import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from furlong.config import ConfigError, RunConfig, load_config, load_resolved, to_toml
+from furlong.config.miles import INSTEAD
 
 BASE = ["--hf-checkpoint", "model", "--prompt-data", "prompts.jsonl", "--rm-type", "last_number"]
 KNOBS = {
@@ -100,6 +102,7 @@ def test_all_faults_of_a_file_are_told_at_once(toml: Path) -> None:
         (["--profile-ranks", "0", "8"], "below the number of trainer ranks (1)"),
         (["--name", "../x"], "run.name"),
         (["--rollout-num-gpus", "2", "--rollout-num-engines", "1"], "rollout.rollout_num_gpus"),
+        (["--rm-type", "math"], "rollout.rm_type = 'math': must be 'last_number' or 'exact_match'"),
     ],
 )
 def test_impossible_values_are_refused(flags: list[str], said: str) -> None:
@@ -179,10 +182,70 @@ def test_fields_that_end_in_key_but_hold_none_are_shown() -> None:
     assert load(*SIZES, "--reward-key", "score", "--input-key", "q").rollout.reward_key == "score"
 
 
-def test_an_unknown_flag_ends_like_a_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            ["--rollout-temperatur", "1"],
+            "--rollout-temperatur = '1': is not a flag. Did you mean --rollout-temperature?",
+        ),
+        (["--nonsense"], "--nonsense: is not a flag. --help lists all flags."),
+        (["--save", "out"], "--save = 'out': is not a flag. Every checkpoint is in --run-dir"),
+        (["--tensor_model_parallel_size=2"], "= '2': is not a flag. It belongs to Megatron"),
+        (["--sglang-mem-fraction-static", "0.7"], "sglang_args"),
+        (["--use-kl-loss", "true"], "--use-kl-loss = 'true': takes no value. Give --use-kl-loss or --no-use-kl-loss."),
+    ],
+)
+def test_an_unknown_flag_is_refused_with_what_to_do(flags: list[str], said: str) -> None:
+    assert said in refused(*SIZES, *flags)
+
+
+def test_all_unknown_flags_are_told_at_once() -> None:
+    message = refused("--colocate", "--lr", "1", "--num-epoch=2")
+    assert message.count("is not a flag") == 2 and "--num-rollout" in message
+
+
+def test_a_file_without_its_flag_is_understood() -> None:
+    with pytest.raises(ConfigError, match=r"Did you mean --config run\.toml\?"):
+        load_config(None, ["run.toml"], prog="furlong", description="")
+
+
+def test_hints_for_miles_flags_name_flags_that_there_are() -> None:
+    known = {f"--{f.replace('_', '-')}" for s in RunConfig().model_dump().values() for f in s}
+    assert not {f"--{name}" for name in INSTEAD} & known
+    said = {flag for sentence in INSTEAD.values() for flag in re.findall(r"--[a-z-]+[a-z]", sentence)}
+    assert said and said <= known
+
+
+def test_a_value_of_the_wrong_type_ends_like_a_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        load(*SIZES, "--rollout-temperatur", "1")
-    assert caught.value.code == 2 and "--rollout-temperature" in capsys.readouterr().err
+        load(*SIZES, "--lr", "abc")
+    assert caught.value.code == 2 and "--lr" in capsys.readouterr().err
+
+
+def test_a_reward_given_as_a_flag_takes_the_place_of_the_file_s(toml: Path) -> None:
+    toml.write_text('[rollout]\nrm_type = "exact_match"\n')
+    flags = ["--hf-checkpoint", "model", "--prompt-data", "prompts.jsonl", *SIZES, "--custom-rm-path", "my.score"]
+    rollout = load_config(str(toml), flags, prog="furlong", description="").rollout
+    assert (rollout.rm_type, rollout.custom_rm_path) == (None, "my.score")
+
+
+def test_none_takes_a_value_of_the_file_away(toml: Path) -> None:
+    toml.write_text("[run]\nnum_steps_per_rollout = 2\n")
+    assert load(*SIZES, "--num-steps-per-rollout", "None", file=toml).run.num_steps_per_rollout == 1
+
+
+def test_sizes_that_cannot_be_and_broken_rules_are_told_at_once() -> None:
+    message = refused("--kl-loss-coef", "0.1")
+    assert "needs three of its four numbers" in message and "use_kl_loss" in message
+
+
+def test_help_shows_words_and_types_instead_of_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load("--help")
+    shown = capsys.readouterr().out
+    assert "--rm-type {last_number,exact_match}" in shown and "--rollout-batch-size INT" in shown
+    assert "{None}" not in shown and "(default: None)" not in shown
 
 
 def test_a_run_cannot_be_changed() -> None:
