@@ -1,6 +1,9 @@
 """Tokens per second of the CPU engine, beside SGLang, a bare decoding loop and transformers, on the same model.
 
-    python benchmarks/engine.py --model-path DIR [--sglang-python PATH --sglang-launcher PATH]
+    python benchmarks/engine.py [--model-path DIR] [--sglang-python PATH --sglang-launcher PATH]
+
+Without --model-path: a random model of 100,000 parameters, so that what an engine does besides arithmetic counts most.
+SGLang is the one that tests/sglang_environment.py finds (`make sglang` makes it), unless another is named.
 
 It starts and stops its own servers and alternates them round by round, since a shared machine's speed drifts. Only the
 ratios of one run mean something. Every process has one thread.
@@ -25,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-START_TIMEOUT_S = 120
+START_TIMEOUT_S = 300
 CALL_TIMEOUT_S = 300
 PROMPT_LENGTHS = (8, 40)
 
@@ -121,12 +124,13 @@ def engine_server(model: Path, folder: Path) -> Server:
     return Server("engine", [*command, "--port", "0", "--port-file", str(port_file)], None, port_file)
 
 
-def sglang_server(model: Path, python: Path, launcher: Path) -> Server:
-    """Start SGLang on a free port."""
+def sglang_server(model: Path, python: str, launcher: str) -> Server:
+    """Start SGLang on a free port. launcher: empty for its own."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [str(python), str(launcher), "--model-path", str(model), "--device", "cpu", "--host", "127.0.0.1"]
+    start = [launcher] if launcher else ["-m", "sglang.launch_server"]
+    command = [python, *start, "--model-path", str(model), "--device", "cpu", "--host", "127.0.0.1"]
     command += ["--port", str(port), "--dtype", "float32", "--max-total-tokens", "16384"]
     return Server("sglang", [*command, "--max-running-requests", "64"], port, None)
 
@@ -198,29 +202,43 @@ def report(rates: dict[str, list[float]], load: Load) -> None:
 def main() -> None:
     """Read the flags, run, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model-path", type=Path, required=True, help="checkpoint folder")
-    parser.add_argument("--sglang-python", type=Path, help="python of an environment with SGLang")
-    parser.add_argument("--sglang-launcher", type=Path, help="script that takes sglang.launch_server's flags")
+    sys.path.insert(0, str(REPOSITORY))
+    from tests.sglang_environment import LAUNCHER, MISSING, find_sglang
+
+    found = find_sglang()
+    parser.add_argument("--model-path", type=Path, help="checkpoint folder")
+    parser.add_argument("--sglang-python", default=found.python if found else "", help="of an environment with SGLang")
+    parser.add_argument(
+        "--sglang-launcher",
+        default=found.launcher if found else str(LAUNCHER),
+        help="script that takes the flags of sglang.launch_server; empty: that itself",
+    )
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--num-requests", type=int, default=128)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    sys.path.insert(0, str(REPOSITORY))
-    vocab_size = json.loads((args.model_path / "config.json").read_text())["vocab_size"]
-    load = Load(args.concurrency, args.num_requests, args.max_new_tokens, vocab_size)
     servers: list[Server] = []
     with tempfile.TemporaryDirectory() as folder:
+        model = args.model_path or _random_model(Path(folder, "model"))
+        vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
+        load = Load(args.concurrency, args.num_requests, args.max_new_tokens, vocab_size)
         try:
-            servers.append(engine_server(args.model_path, Path(folder)))
-            if args.sglang_python and args.sglang_launcher:
-                servers.append(sglang_server(args.model_path, args.sglang_python, args.sglang_launcher))
+            servers.append(engine_server(model, Path(folder)))
+            if args.sglang_python:
+                servers.append(sglang_server(model, args.sglang_python, args.sglang_launcher))
             else:
-                print("SGLang is left out: give --sglang-python and --sglang-launcher to compare with it.")
-            report(measure(_contestants(servers, args.model_path), load, args.rounds), load)
+                print(f"SGLang is left out: {MISSING}.")
+            report(measure(_contestants(servers, model), load, args.rounds), load)
         finally:
             for server in servers:
                 server.stop()
+
+
+def _random_model(folder: Path) -> Path:
+    from tests.rollout.engine.tiny_model import make_checkpoint
+
+    return make_checkpoint(folder)
 
 
 def _contestants(servers: Sequence[Server], model_path: Path) -> dict[str, Callable[[Load, int], float]]:
