@@ -1,5 +1,8 @@
 """`furlong status`: what of a run is up, as a table or as JSON."""
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -35,14 +38,14 @@ def status(arguments: Sequence[str]) -> int:
     if "--json" in taken.rest:
         print(orjson.dumps({**asdict(found), "all_up": found.all_up()}, option=orjson.OPT_INDENT_2).decode())
     else:
-        print(as_table(found))
+        print(as_table(found, width=shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
     return 0 if found.all_up() else 1
 
 
-def as_table(found: RunStatus) -> str:
-    """For people."""
+def as_table(found: RunStatus, *, width: int | None) -> str:
+    """For people. width: columns of their terminal; None: as wide as it needs to be."""
     watched = f"supervised by pid {found.supervised_by}" if found.supervised_by else "not supervised by `furlong up`"
-    lines = [f"run {found.run} in {found.run_dir}, {watched}", *_table([*found.instances, *found.engines])]
+    lines = [f"run {found.run} in {found.run_dir}, {watched}", *_table([*found.instances, *found.engines], width)]
     lines.append(f"last checkpoint: {_or_none(found.last_checkpoint, 'after rollout ')}")
     if found.last_row is None:
         return "\n".join([*lines, "last row: none"])
@@ -51,10 +54,22 @@ def as_table(found: RunStatus) -> str:
     return "\n".join(lines)
 
 
-def _table(items: Sequence[InstanceStatus]) -> list[str]:
+def _table(items: Sequence[InstanceStatus], width: int | None) -> list[str]:
+    """One line an instance; where that is too wide, what it says of itself stands below it."""
     rows = [COLUMNS, *(_cells(item) for item in items)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = [_line(row, widths) for row in rows]
+    if width is None or max(map(len, lines)) <= width:
+        return lines
+    narrow = [_line(COLUMNS[:-1], widths[:-1])]
+    for row in rows[1:]:
+        narrow.append(_line(row[:-1], widths[:-1]))
+        narrow += textwrap.wrap(row[-1], max(width, 20), initial_indent="    ", subsequent_indent="    ")
+    return narrow
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
 def _cells(item: InstanceStatus) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""The last lines of `furlong up`: how the run went, and where its results are."""
+"""The last lines of `furlong up`: how the run went, where its results are, and how to go on."""
+
+from pathlib import Path
 
 from furlong.config import RunConfig
 from furlong.launch.checkpoints import newest_checkpoint
@@ -13,36 +15,57 @@ HEADS = {
     ExitCode.DIVERGED: "stopped: training diverged",
     ExitCode.KILLED: "stopped at once",
 }
+SAVED = (ExitCode.DONE, ExitCode.DRAINED)
+"""Endings at which everything that was trained is in the newest checkpoint."""
+POINTLESS_TO_REPEAT = (ExitCode.DONE, ExitCode.DIVERGED, ExitCode.BAD_CONFIG)
 
 
-def closing_lines(config: RunConfig, run_dir: RunDir, ending: Ending, *, seconds: float) -> list[str]:
-    """What a person wants to know when a run has ended, however it did."""
+def closing_lines(config: RunConfig, run_dir: RunDir, ending: Ending, *, seconds: float, again: str) -> list[str]:
+    """What a person wants to know when a run has ended, however it did. again: the command that goes on."""
     rows = read_rows(run_dir.metrics_rows)
-    rollouts = [row for row in rows if row.axis == "rollout/step"]
-    trained = 1 + rollouts[-1].step if rollouts else 0
+    checkpoint = newest_checkpoint(run_dir)
+    num_saved = checkpoint.rollout_id + 1 if checkpoint else 0
+    num_trained = max((row.step + 1 for row in rows if row.axis == "rollout/step"), default=0)
+    if ending.code in SAVED and checkpoint:  # rows beyond it are of an attempt that was killed
+        num_trained = num_saved
     head = next((text for code, text in HEADS.items() if code == ending.code), "failed")
-    lines = [f"{head}: {trained} of {config.run.num_rollout} rollouts; this start took {seconds:.1f} s"]
+    lost = f", {num_saved} of them saved" if num_saved < num_trained and ending.code not in SAVED else ""
+    lines = [f"{head}: {num_trained} of {config.run.num_rollout} rollouts{lost}; this start took {seconds:.1f} s"]
     if ending.code == ExitCode.DRAINED and ending.reason:
         lines.append(f"  {ending.reason}")
-    lines += [f"  {line}" for line in _results(rows, rollouts)]
-    checkpoint = newest_checkpoint(run_dir)
-    lines.append(f"  checkpoint  {checkpoint.path if checkpoint else 'none'}")
-    lines.append(f"  metrics     {run_dir.metrics_rows}" + ("" if rows else " (no rows yet)"))
-    lines.append(f"  logs        {run_dir.log('x').parent}")
-    return lines
+    facts = _results([row for row in rows if row.step < num_trained])
+    facts.append(("checkpoint", str(checkpoint.path) if checkpoint else "none"))
+    facts.append(("metrics", str(run_dir.metrics_rows) + ("" if rows else " (no rows yet)")))
+    if config.metrics.use_wandb:
+        facts.append(("wandb", _wandb(Path(config.metrics.wandb_dir or run_dir.root, "wandb"))))
+    facts.append(("logs", str(run_dir.log("x").parent)))
+    if ending.code not in POINTLESS_TO_REPEAT:
+        facts.append(("go on with", again))
+    width = max(len(name) for name, _ in facts)
+    return lines + [f"  {name.ljust(width)}  {value}" for name, value in facts]
 
 
-def _results(rows: list[Row], rollouts: list[Row]) -> list[str]:
+def _results(rows: list[Row]) -> list[tuple[str, str]]:
     """Reward and evaluation, first and last."""
     results = []
+    rollouts = [row for row in rows if row.axis == "rollout/step"]
     rewards = [row.values["rollout/raw_reward"] for row in rollouts if "rollout/raw_reward" in row.values]
     if rewards:
-        results.append(f"reward      {_shown(rewards[0])} -> {_shown(rewards[-1])}")
+        results.append(("reward", f"{_shown(rewards[0])} -> {_shown(rewards[-1])}"))
     evals = [row for row in rows if row.axis == "eval/step"]
     for name in _eval_sets(evals):
         scores = [row.values[name] for row in evals if name in row.values]
-        results.append(f"{name}  {_shown(scores[0])} -> {_shown(scores[-1])}")
+        results.append((name, f"{_shown(scores[0])} -> {_shown(scores[-1])}"))
     return results
+
+
+def _wandb(folder: Path) -> str:
+    """Where wandb's files are; without a key they wait there to be uploaded."""
+    if not folder.is_dir():
+        return "nothing was written; see the log of metrics"
+    if any(folder.glob("offline-run-*")):
+        return f"offline; to upload, with WANDB_API_KEY set: wandb sync {folder}/offline-run-*"
+    return str(folder)
 
 
 def _eval_sets(evals: list[Row]) -> list[str]:

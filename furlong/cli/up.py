@@ -5,6 +5,9 @@ how it went and where everything is. What it prints goes through a console that 
 """
 
 import os
+import shlex
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,14 +48,22 @@ def up(arguments: Sequence[str]) -> int:
         _wait_for_leftovers(run_dir)
         output, errors = Console(1), Console(2)
         try:
-            return _supervise(config, run_dir, plans, lock, output=output, errors=errors)
+            again = same_command(sys.argv[0], arguments)
+            return _supervise(config, run_dir, plans, lock, again=again, output=output, errors=errors)
         finally:
             output.flush(timeout_s=2.0)
             errors.flush(timeout_s=2.0)
 
 
 def _supervise(
-    config: RunConfig, run_dir: RunDir, plans: Sequence[ChildPlan], lock: RunLock, *, output: Console, errors: Console
+    config: RunConfig,
+    run_dir: RunDir,
+    plans: Sequence[ChildPlan],
+    lock: RunLock,
+    *,
+    again: str,
+    output: Console,
+    errors: Console,
 ) -> int:
     began = time.monotonic()
     for line in _opening_lines(config, run_dir):
@@ -65,9 +76,10 @@ def _supervise(
         limits=Limits(config.run.start_timeout_s, config.run.drain_budget_s),
         output=output,
         on_started=lock.record,
+        on_stopping=lock.record_stopping,
     )
     ending = supervisor.run()
-    for line in closing_lines(config, run_dir, ending, seconds=time.monotonic() - began):
+    for line in closing_lines(config, run_dir, ending, seconds=time.monotonic() - began, again=again):
         output.line(f"[up] {line}")
     output.flush(timeout_s=2.0)
     if ending.reason and ending.code not in (ExitCode.DONE, ExitCode.DRAINED):
@@ -81,12 +93,23 @@ def _opening_lines(config: RunConfig, run_dir: RunDir) -> list[str]:
     if run_dir.config.exists():
         lines += [f"changed since the last start: {change}" for change in changed_values(run_dir.config, config)]
     checkpoint = newest_checkpoint(run_dir)
-    what = f"run {config.run.name!r} in {run_dir.root}: {config.run.num_rollout} rollouts"
+    what, total = f"run {config.run.name!r} in {run_dir.root}", config.run.num_rollout
     if checkpoint is None:
-        lines.append(f"starting {what}")
+        lines.append(f"starting {what}: {total} rollouts")
     else:
-        lines.append(f"resuming {what}, after rollout {checkpoint.rollout_id} ({checkpoint.path})")
+        done = f"{checkpoint.rollout_id + 1} of {total} rollouts are done"
+        lines.append(f"resuming {what} after rollout {checkpoint.rollout_id}: {done}")
     return lines
+
+
+def same_command(program: str, arguments: Sequence[str]) -> str:
+    """What to type to go on, for a program that was started as `furlong`, `python -m furlong` or a script."""
+    name = Path(program).name
+    if name == "furlong":
+        head = ["furlong" if shutil.which("furlong") == program else program, "up"]
+    else:
+        head = ["python", "-m", "furlong", "up"] if name == "__main__.py" else ["python", program]
+    return shlex.join([*head, *arguments])
 
 
 def _wait_for_leftovers(run_dir: RunDir) -> None:

@@ -3,6 +3,7 @@
 The kernel's file lock is what counts; it goes with its holder, however that ends. The file's text only says who it is.
 """
 
+import contextlib
 import fcntl
 import os
 import time
@@ -33,6 +34,8 @@ class Started:
     """Seconds since the epoch."""
     children: Mapping[str, "StartedChild"]
     """By instance."""
+    stopping: bool = False
+    """Whether it is ending them."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class RunLock:
     def __init__(self, run_dir: RunDir) -> None:
         """Take it. Raises ConfigError naming the process that has it."""
         self._run_dir = run_dir
+        self._recorded: dict[str, object] = {}
         self._file: IO[str] = open(run_dir.root / ".up.lock", "a+")  # noqa: SIM115 - kept until released
         if not self._taken_within(TAKE_S):
             self._file.seek(0)
@@ -85,8 +89,13 @@ class RunLock:
     def record(self, children: Mapping[str, int]) -> None:
         """Write down what was started, for `furlong status`."""
         known = {name: [pid, _process_started(pid)] for name, pid in children.items()}
-        tree = {"pid": os.getpid(), "started": time.time(), "children": known}
-        write_atomically(started_path(self._run_dir), orjson.dumps(tree) + b"\n")
+        self._recorded = {"pid": os.getpid(), "started": time.time(), "children": known}
+        write_atomically(started_path(self._run_dir), orjson.dumps(self._recorded) + b"\n")
+
+    def record_stopping(self) -> None:
+        """Write down that what was started is being ended; that it cannot be written must not disturb the ending."""
+        with contextlib.suppress(OSError):
+            write_atomically(started_path(self._run_dir), orjson.dumps({**self._recorded, "stopping": True}) + b"\n")
 
     def __enter__(self) -> "RunLock":
         return self
@@ -102,7 +111,7 @@ def read_started(run_dir: RunDir) -> Started | None:
     try:
         tree = orjson.loads(started_path(run_dir).read_bytes())
         children = {name: StartedChild(int(pid), float(began)) for name, (pid, began) in tree["children"].items()}
-        return Started(int(tree["pid"]), float(tree["started"]), children)
+        return Started(int(tree["pid"]), float(tree["started"]), children, bool(tree.get("stopping", False)))
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
 

@@ -28,8 +28,8 @@ class InstanceStatus:
 
     instance: str
     state: str
-    """serving; running (lives, and serves nothing of its own); starting (lives, and does not serve yet, or no more);
-    gone. Engines have words of their own."""
+    """serving; running (lives, and serves nothing of its own); starting (lives, and does not serve yet); stopping
+    (lives, and does not serve any more); gone. Engines have words of their own."""
     pid: int | None = None
     uptime_s: float | None = None
     grpc: str | None = None
@@ -64,7 +64,8 @@ def look_at(run_dir: RunDir) -> RunStatus:
         rule = "must be a run directory: it holds no config.toml"
         raise ConfigError([Problem("--run-dir", str(run_dir.root), rule, "Give the --run-dir of `furlong up`.")])
     config = load_resolved(run_dir.config)
-    entries, started = addresses.read_addresses(run_dir), read_started(run_dir)
+    entries, started, supervised = addresses.read_addresses(run_dir), read_started(run_dir), is_locked(run_dir)
+    unready = "stopping" if supervised and started and started.stopping else "starting"
     plans = plan_children(config, config_path=run_dir.config, parent_pid=os.getpid(), environment={})
     rollout = entries.get("rollout")
     checkpoint = newest_checkpoint(run_dir)
@@ -72,34 +73,35 @@ def look_at(run_dir: RunDir) -> RunStatus:
     return RunStatus(
         run=config.run.name,
         run_dir=str(run_dir.root),
-        supervised_by=started.pid if started and is_locked(run_dir) else None,
-        instances=[_look_at_instance(plan, entries.get(plan.instance), started) for plan in plans],
+        supervised_by=started.pid if started and supervised else None,
+        instances=[_look_at_instance(plan, entries.get(plan.instance), started, unready) for plan in plans],
         engines=_engines(rollout.grpc) if rollout and rollout.grpc and rollout.alive() else [],
         last_checkpoint=checkpoint.rollout_id if checkpoint else None,
         last_row={"step": rows[-1].step, **rows[-1].values} if rows else None,
     )
 
 
-def _look_at_instance(plan: ChildPlan, entry: Address | None, started: Started | None) -> InstanceStatus:
+def _look_at_instance(plan: ChildPlan, entry: Address | None, started: Started | None, unready: str) -> InstanceStatus:
+    """unready: the word for an instance that lives and does not serve."""
     if entry and entry.alive():
         uptime_s = time.time() - entry.process_started
-        state, details = _ask(plan.service, entry.grpc) if entry.grpc else ("running", {})
+        state, details = _ask(plan.service, entry.grpc, unready) if entry.grpc else ("running", {})
         return InstanceStatus(plan.instance, state, entry.pid, uptime_s, entry.grpc, entry.http, details)
     child = started.children.get(plan.instance) if started else None
     if child is None or not child.alive():
         return InstanceStatus(plan.instance, "gone")
-    state = "starting" if plan.awaited else "running"
+    state = unready if plan.awaited else "running"
     return InstanceStatus(plan.instance, state, child.pid, time.time() - child.process_started)
 
 
-def _ask(service: str, address: str) -> tuple[str, dict[str, object]]:
+def _ask(service: str, address: str, unready: str) -> tuple[str, dict[str, object]]:
     """Its state by its health, and what it says of itself."""
     import grpc
 
     from furlong.rpc import is_serving
 
     if not is_serving(address, "", timeout_s=CALL_TIMEOUT_S):
-        return "starting", {}
+        return unready, {}
     asked: Mapping[str, Callable[[str], dict[str, object]]] = {
         "metrics": _ask_metrics,
         "router": _ask_router,

@@ -69,13 +69,15 @@ class Supervisor:
         limits: Limits,
         output: Console,
         on_started: Callable[[Mapping[str, int]], None] = lambda pids: None,
+        on_stopping: Callable[[], None] = lambda: None,
     ) -> None:
-        """on_started: told the pids, by instance, once all are started."""
+        """on_started: told the pids, by instance, once all are started. on_stopping: told once, before they end."""
         self._plans = plans
         self._run_dir = run_dir
         self._limits = limits
         self._output = output
         self._on_started = on_started
+        self._on_stopping = on_stopping
         self._children: dict[str, Child] = {}
         self._events: queue.SimpleQueue[Ready | Progress | signal.Signals] = queue.SimpleQueue()
         self._readiness: ReadinessWatch | None = None
@@ -226,7 +228,7 @@ class Supervisor:
 
     def _drain_trainers(self) -> Ending:
         """After the first signal: the trainers finish their iteration and save; how that went."""
-        self._stopping = True
+        self._begin_stopping()
         trainers = self._of("trainer")
         starting = any(child.plan.instance in self._waiting_for for child in trainers)
         self._terminate(trainers)
@@ -244,11 +246,11 @@ class Supervisor:
             return Ending(self._truthful_code(bad[0]), self._last_words(bad[0]))
         if all(child.exit_code() == ExitCode.DONE for child in trainers):
             return Ending(ExitCode.DONE, "")
-        return Ending(ExitCode.DRAINED, "stopped as asked, with a checkpoint; the same command goes on from there")
+        return Ending(ExitCode.DRAINED, "the iteration was finished and saved")
 
     def _stop_rest(self, ending: Ending) -> None:
         """Stop what still runs, in order: trainers, then who feeds them, metrics last."""
-        self._stopping = True
+        self._begin_stopping()
         well = ending.code in (ExitCode.DONE, ExitCode.DRAINED)
         unready = frozenset(self._waiting_for)
         for service in ("trainer", *STOP_ORDER):
@@ -265,6 +267,11 @@ class Supervisor:
                 clean = child.plan.instance in unready or child.exit_code() in (ExitCode.DONE, ExitCode.DRAINED)
                 if well and not clean:
                     self._say(f"{child.plan.instance} {child.describe_end()}; see {child.output_path}")
+
+    def _begin_stopping(self) -> None:
+        if not self._stopping:
+            self._stopping = True
+            self._on_stopping()
 
     def _ended_within(self, children: Sequence[Child], limit_s: float) -> bool:
         deadline = time.monotonic() + limit_s

@@ -1,6 +1,7 @@
 """`furlong status` of runs that are up, starting, half dead and dead."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -8,8 +9,10 @@ import pytest
 
 from furlong import addresses
 from furlong.cli.main import main
+from furlong.cli.status import as_table
 from furlong.config import to_toml
 from furlong.launch.lock import RunLock
+from furlong.launch.look import InstanceStatus, look_at
 from furlong.rundir import RunDir
 from tests.launch.runs import read, small_run
 
@@ -51,6 +54,22 @@ def test_supervisor_and_its_children_are_seen(run_dir: RunDir, capsys: pytest.Ca
     assert found["supervised_by"] == os.getpid() and states(found)["trainer-0"] == "starting"
     _, found = status(run_dir, capsys)
     assert found["supervised_by"] is None
+
+
+def test_supervised_run_that_is_ended_is_stopping(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunLock(run_dir) as lock:
+        lock.record({"trainer-0": os.getpid()})
+        lock.record_stopping()
+        code, found = status(run_dir, capsys)
+    assert code == 1 and states(found)["trainer-0"] == "stopping" and states(found)["router"] == "gone"
+
+
+def test_table_that_is_too_wide_says_the_rest_below(run_dir: RunDir) -> None:
+    said = {"phase": "generating", "rollout_id": 5, "policy_version": 5}
+    found = replace(look_at(run_dir), instances=[InstanceStatus("rollout", "serving", 17, 3.0, details=said)])
+    assert "phase=generating" in as_table(found, width=None).splitlines()[2]
+    narrow = as_table(found, width=50).splitlines()
+    assert narrow[2].startswith("rollout") and narrow[3] == "    phase=generating rollout_id=5 policy_version=5"
 
 
 def test_last_checkpoint_and_row_are_shown(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:

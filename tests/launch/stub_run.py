@@ -25,7 +25,15 @@ def main(run_dir: RunDir, stubs: dict[str, list[str]], limits: Limits) -> int:
     output = Console(1)
     adopt_orphans()
     with RunLock(run_dir) as lock:
-        ending = Supervisor(plans, run_dir=run_dir, limits=limits, output=output, on_started=lock.record).run()
+        supervisor = Supervisor(
+            plans,
+            run_dir=run_dir,
+            limits=limits,
+            output=output,
+            on_started=lock.record,
+            on_stopping=lock.record_stopping,
+        )
+        ending = supervisor.run()
     output.line(f"code {ending.code}")
     output.line(ending.reason)
     output.flush(timeout_s=2.0)

@@ -27,6 +27,11 @@ def test_newer_attempt_wins_wherever_its_line_stands(tmp_path: Path) -> None:
     assert read(tmp_path / "rows") == [(1, 0.75)]
 
 
+def test_what_a_killed_attempt_did_beyond_the_newer_one_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "rows", (0, 1, 0.5), (1, 1, 0.5), (2, 1, 0.5), (1, 2, 0.75))
+    assert read(tmp_path / "rows") == [(0, 0.5), (1, 0.75)]
+
+
 def test_torn_and_foreign_lines_are_skipped(tmp_path: Path) -> None:
     write(tmp_path / "rows", (0, 1, 0.5))
     with (tmp_path / "rows").open("ab") as file:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from furlong.launch.lock import read_started
 from furlong.process import ExitCode
 from tests.launch.stubs import StubRun, all_gone
 
@@ -58,6 +59,7 @@ def test_first_signal_drains_trainers_first_and_the_run_is_drained(start: Start)
     assert set(run.drain_order()[:2]) == {"trainer-0", "trainer-1"}
     assert run.drain_order()[2:] == ["rollout", "router", "metrics"]
     assert "Once more" in run.output and all_gone(run.pids())
+    assert (started := read_started(run.run_dir)) and started.stopping
 
 
 def test_signal_while_starting_does_not_wait_for_a_trainer_that_has_not_begun(start: Start) -> None:
