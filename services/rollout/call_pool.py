@@ -1,17 +1,21 @@
 """Runs users' functions, sync or async, on threads of their own with a time limit.
 
 A call that outlives its limit is abandoned and its thread replaced, so that it delays no other call; too many
-abandoned threads are an error. Never runs a user's function on the event loop.
+abandoned threads are an error. Never runs a user's function on the event loop, and never goes on in a process that a
+user's function forked.
 """
 
 import asyncio
 import contextlib
 import inspect
+import os
 import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from furlong.process import ExitCode
 
 MAX_ABANDONED = 256
 """Threads that may hang in users' functions before further calls are refused."""
@@ -24,6 +28,7 @@ class CallTimeout(Exception):
 @dataclass
 class _Call:
     function: Callable[[], Any]  # Any: what a user's function gives
+    read: Callable[[Any], Any]
     timeout_s: float
     loop: asyncio.AbstractEventLoop
     started: asyncio.Event
@@ -54,10 +59,13 @@ class CallPool:
         self._num_started = 0
         self._abandoned: list[threading.Thread] = []
 
-    async def call(self, function: Callable[[], Any], *, timeout_s: float) -> Any:
+    async def call(
+        self, function: Callable[[], Any], *, timeout_s: float, read: Callable[[Any], Any] = lambda result: result
+    ) -> Any:
         """The function's result, awaited if it is awaitable. The limit counts from when the function starts.
 
-        Raises CallTimeout, or what the function raised.
+        read: makes something of the result on the same thread, within the same limit: a user's object may do anything
+        when it is looked at. Raises CallTimeout, or what the function or `read` raised.
         """
         self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
         if len(self._abandoned) >= MAX_ABANDONED:
@@ -65,7 +73,7 @@ class CallPool:
         if self._num_started < self._num_workers:
             self._start_worker()
         loop = asyncio.get_running_loop()
-        call = _Call(function, timeout_s, loop, asyncio.Event(), loop.create_future())
+        call = _Call(function, read, timeout_s, loop, asyncio.Event(), loop.create_future())
         self._calls.put(call)
         try:
             await call.started.wait()
@@ -96,6 +104,7 @@ class CallPool:
         threading.Thread(target=self._work, name=f"{self._name}-{self._num_started}", daemon=True).start()
 
     def _work(self) -> None:
+        own_pid = os.getpid()
         with asyncio.Runner() as runner:
             while (call := self._calls.get()) is not None:
                 if call.abandoned:
@@ -103,6 +112,8 @@ class CallPool:
                 call.worker = threading.current_thread()
                 call.tell(call.started.set)
                 result, error = _run(call, runner)
+                if os.getpid() != own_pid:  # the function forked: the copy must not go on with our calls, and fork anew
+                    os._exit(ExitCode.CRASHED)
                 call.tell(call.finish, result, error)
                 if call.abandoned:
                     return
@@ -113,6 +124,7 @@ def _run(call: _Call, runner: asyncio.Runner) -> tuple[Any, BaseException | None
         result = call.function()
         if inspect.isawaitable(result):
             result = runner.run(_await(result, call.timeout_s))
+        result = call.read(result)
     except BaseException as error:  # a user's function may raise anything, SystemExit too; who called it is told
         plain = isinstance(error, Exception) and not isinstance(error, StopIteration)  # a future takes no StopIteration
         return None, error if plain else RuntimeError(f"raised {error!r}")

@@ -12,6 +12,7 @@ from furlong.config import RunConfig
 from furlong.hooks import Hook, load_hook
 from services.rollout.call_pool import CallPool, CallTimeout
 from services.rollout.sample_view import Flags, Sample
+from services.rollout.user_values import describe_error, describe_value
 
 log = structlog.get_logger()
 
@@ -86,12 +87,12 @@ class _Hook:
             log.warning("log_hook_failed", hook=self._path, error=str(error), flag="--log-hook-timeout-s")
             return False
         except Exception as error:  # a user's function may raise anything
-            log.warning("log_hook_failed", hook=self._path, error=repr(error), exc_info=error)
+            log.warning("log_hook_failed", hook=self._path, error=describe_error(error), exc_info=error)
             return False
         if answer is True:
             return True
         if answer is not False and not self._warned_of_answer:
             self._warned_of_answer = True
             rule = "must return True (handled) or False; default logging goes on"
-            log.warning("log_hook_answer_not_bool", hook=self._path, answer=repr(answer)[:100], rule=rule)
+            log.warning("log_hook_answer_not_bool", hook=self._path, answer=describe_value(answer), rule=rule)
         return False

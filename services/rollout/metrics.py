@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from furlong.records import Last, Mean, Value, mean_of, reduce_value
 from furlong.v1 import sample_pb2
+from services.rollout.user_values import as_text
 
 LONG_RESPONSE_CHARS = 10_000
 REPETITIVE_RATIO = 10
@@ -93,7 +94,7 @@ def category_values(details: Sequence[Mapping[str, object] | None], *, key: str)
     Only the most frequent are told, so that a key with a value of its own for each sample floods nothing.
     """
     told = [None if one is None else one.get(key) for one in details]
-    counts = Counter("missing" if category is None else str(category)[:100] for category in told)
+    counts = Counter("missing" if category is None else as_text(category, max_chars=100) for category in told)
     shown = counts.most_common(MAX_CATEGORIES)
     return {f"rollout/error_cat/{category}": Mean(count, len(told)) for category, count in shown}
 

@@ -3,6 +3,7 @@
 Never on the event loop when it is a user's function, never without a limit. Built-in rewards are pure.
 """
 
+import copy
 import math
 import numbers
 import re
@@ -15,6 +16,7 @@ from furlong.config import RunConfig
 from furlong.hooks import Hook, load_hook
 from services.rollout.call_pool import CallPool, CallTimeout
 from services.rollout.sample_view import Flags, Sample
+from services.rollout.user_values import describe_error, describe_value
 
 _NUMBER = re.compile(r"(?<![\d.])[-+]?\d[\d,]*(?:\.\d+)?|\d[\d,]*(?:\.\d+)?")
 
@@ -54,12 +56,16 @@ class RewardFunction:
         if hook is None:
             return Reward(built_in_reward(self._built_in or "", sample.response, _label(sample)))
         try:
-            result = await self._pool.call(lambda: hook(self._flags, sample), timeout_s=self._timeout_s)
+            reward: Reward = await self._pool.call(
+                lambda: hook(self._flags, sample), timeout_s=self._timeout_s, read=self._read
+            )
+        except RewardMisconfigured:
+            raise
         except CallTimeout as error:
             return Reward(None, f"reward function {self._path} {error} (--rm-timeout-s)")
-        except Exception as error:  # a user's function may raise anything
-            return Reward(None, f"reward function {self._path} raised {type(error).__name__}: {error}")
-        return self._read(result)
+        except Exception as error:  # a user's function, and what it gives, may raise anything
+            return Reward(None, f"reward function {self._path} raised {describe_error(error)}")
+        return reward
 
     def close(self) -> None:
         """Let the threads end."""
@@ -68,8 +74,8 @@ class RewardFunction:
     def _read(self, result: object) -> Reward:
         details = None
         if isinstance(result, Mapping):
-            details = dict(result)
-            keys = ", ".join(map(repr, details)) or "none"
+            details = {key: _copied(value) for key, value in dict(result).items()}
+            keys = ", ".join(map(repr, list(details)[:50])) or "none"
             if not self._key:
                 raise RewardMisconfigured(
                     f"{self._path} gave a dict and no key was configured; its keys: {keys}. Give --reward-key."
@@ -81,8 +87,9 @@ class RewardFunction:
             result = details[self._key]
         value = _number(result)
         if value is None:
-            shown = f"{type(result).__name__} {result!r:.100}"
-            return Reward(None, f"reward function {self._path} must give a number, got {shown}", details)
+            return Reward(
+                None, f"reward function {self._path} must give a number, got {describe_value(result)}", details
+            )
         if not math.isfinite(value):
             return Reward(None, f"reward function {self._path} gave {value}, which is refused", details)
         return Reward(value, "", details)
@@ -110,6 +117,14 @@ def last_number(text: str) -> Decimal | None:
 
 def _label(sample: Sample) -> str:
     return "" if sample.label is None else str(sample.label)
+
+
+def _copied(value: object) -> object:
+    """What the function cannot change any more. A value that cannot be copied (a lock, a generator) becomes text."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # __deepcopy__ and __reduce__ are the user's own
+        return describe_value(value)
 
 
 def _number(value: object) -> float | None:

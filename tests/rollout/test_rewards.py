@@ -1,6 +1,8 @@
 """Rewards: built-in ones, and users' functions with everything that can be wrong with them."""
 
 import asyncio
+import copy
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,11 @@ from typing import Any
 import pytest
 
 from furlong.config import ConfigError
+from furlong.process import ExitCode
+from furlong.v1 import sample_pb2
 from services.rollout.call_pool import CallPool
+from services.rollout.generation import fail
+from services.rollout.metrics import category_values
 from services.rollout.rewards import Reward, RewardFunction, RewardMisconfigured, built_in_reward
 from services.rollout.sample_view import Sample, flags_of
 from tests.rollout import user_functions
@@ -89,6 +95,30 @@ async def test_whatever_goes_wrong_is_told_and_ends_in_time(tmp_path: Path, name
     assert time.monotonic() - started < 0.9
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("evil", "raised RuntimeError: no float"),
+        ("evil_in_list", "must give a number, got list [unprintable: RuntimeError]"),
+        ("evil_error", "raised _EvilError: [its message raised RuntimeError]"),
+        ("too_big_for_a_float", "raised OverflowError"),
+        ("lone_surrogate", "raised ValueError: cannot parse '?'"),
+        ("endless_message", "more characters]"),
+    ],
+)
+async def test_values_that_fail_when_looked_at_fail_their_sample_only(tmp_path: Path, name: str, words: str) -> None:
+    reward = await reward_function(tmp_path, name).score(sample())
+    assert reward.value is None and words in reward.error and len(reward.error) < 1500
+    fail(sample_pb2.Sample(), reward.error)  # a message can hold it
+
+
+async def test_details_that_cannot_be_copied_are_told_as_text(tmp_path: Path) -> None:
+    reward = await reward_function(tmp_path, "dict_with_a_lock", reward_key="score").score(sample())
+    assert reward.value == 0.5 and reward.details is not None
+    assert copy.deepcopy(reward.details["lock"]).startswith("lock <unlocked")
+    assert "rollout/error_cat/[unprintable _Evil: RuntimeError]" in category_values([reward.details], key="category")
+
+
 async def test_a_dict_needs_a_key_that_it_has(tmp_path: Path) -> None:
     with pytest.raises(RewardMisconfigured, match=r"'score', 'acc'. Give --reward-key"):
         await reward_function(tmp_path, "as_dict").score(sample())
@@ -115,6 +145,15 @@ async def test_abandoned_threads_are_replaced() -> None:
     results = await asyncio.gather(*hanging, return_exceptions=True)
     assert [type(result).__name__ for result in results] == ["CallTimeout"] * 3
     assert await pool.call(lambda: 7, timeout_s=0.5) == 7
+    pool.close()
+
+
+async def test_a_forked_copy_ends_with_its_call() -> None:
+    """It would go on with the calls that wait, and fork at each of them: a copy of a copy of a copy."""
+    pool = CallPool(1, name="test")
+    pids = await asyncio.gather(*(pool.call(os.fork, timeout_s=10.0) for _ in range(3)))
+    ends = [await asyncio.to_thread(os.waitpid, pid, 0) for pid in pids]
+    assert [os.waitstatus_to_exitcode(status) for _, status in ends] == [ExitCode.CRASHED] * 3
     pool.close()
 
 

@@ -130,3 +130,48 @@ async def log_async_true(*arguments: Any) -> bool:
 def log_eval(rollout_id: int, args: Any, data: dict[str, Any], extra: dict[str, float]) -> bool:
     CALLS.append((rollout_id, data, extra))
     return True
+
+
+class _Evil(float):
+    """Fails when it is looked at."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("no float")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+class _EvilError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
+def evil(args: Any, sample: Any) -> float:
+    return _Evil(1)
+
+
+def evil_in_list(args: Any, sample: Any) -> Any:
+    return [_Evil(1)]
+
+
+def evil_error(args: Any, sample: Any) -> float:
+    raise _EvilError
+
+
+def too_big_for_a_float(args: Any, sample: Any) -> int:
+    return 10**400
+
+
+def lone_surrogate(args: Any, sample: Any) -> float:
+    raise ValueError("cannot parse '\ud800'")
+
+
+def endless_message(args: Any, sample: Any) -> float:
+    raise ValueError("x" * 10_000_000)
+
+
+def dict_with_a_lock(args: Any, sample: Any) -> dict[str, Any]:
+    import threading
+
+    return {"score": 0.5, "lock": threading.Lock(), "category": _Evil(1)}

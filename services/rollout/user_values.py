@@ -1,0 +1,37 @@
+"""What users' functions give and raise, as text that can be passed on. Never raises, whatever a value's methods do."""
+
+MAX_CHARS = 1_000
+"""More of an error's own text is cut off: every sample may carry it."""
+
+
+def describe_error(error: BaseException) -> str:
+    """Type and message of an exception."""
+    try:
+        text = str(error)
+    except Exception as second:  # __str__ is the user's own
+        text = f"[its message raised {type(second).__name__}]"
+    return _passable(f"{type(error).__name__}: {text}", MAX_CHARS)
+
+
+def describe_value(value: object) -> str:
+    """Type and beginning of a value."""
+    try:
+        text = repr(value)
+    except Exception as error:  # __repr__ is the user's own
+        text = f"[unprintable: {type(error).__name__}]"
+    return _passable(f"{type(value).__name__} {text[:100]}", MAX_CHARS)
+
+
+def as_text(value: object, *, max_chars: int) -> str:
+    """What str() makes of a value, or its beginning."""
+    try:
+        text = str(value)
+    except Exception as error:  # __str__ is the user's own
+        text = f"[unprintable {type(value).__name__}: {type(error).__name__}]"
+    return text[:max_chars].encode("utf-8", "replace").decode()
+
+
+def _passable(text: str, max_chars: int) -> str:
+    """Bounded, and without lone surrogates, which no message can hold."""
+    cut = text if len(text) <= max_chars else f"{text[:max_chars]}...[{len(text) - max_chars} more characters]"
+    return cut.encode("utf-8", "replace").decode()
