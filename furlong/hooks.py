@@ -5,6 +5,7 @@ Never calls the function: who uses a hook decides on which thread, with which li
 
 import difflib
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -14,6 +15,12 @@ from furlong.config import ConfigError
 from furlong.config.errors import Problem
 
 Hook = Callable[..., Any]  # Any: a user's function
+CALLED_WITH = {
+    "rollout.custom_rm_path": ("args", "sample"),
+    "rollout.custom_rollout_log_function_path": ("rollout_id", "args", "samples", "extra", "rollout_time"),
+    "rollout.custom_eval_rollout_log_function_path": ("rollout_id", "args", "data", "extra"),
+}
+"""What each hook is given, in order and by position; the names are for the reader."""
 
 
 def load_hook(path: str, *, key: str) -> Hook:
@@ -50,3 +57,19 @@ def load_hook(path: str, *, key: str) -> Hook:
     if not callable(hook):
         raise ConfigError([Problem(key, path, f"must be callable, got {type(hook).__name__}")])
     return hook
+
+
+def wrong_arguments(hook: Hook, path: str, *, key: str) -> Problem | None:
+    """What is wrong with the parameters of a hook, told before a run starts; None: it can be called as it will be."""
+    given = CALLED_WITH[key]
+    try:
+        signature = inspect.signature(hook)
+    except (ValueError, TypeError):  # builtins may have none
+        return None
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        name = path.rpartition(".")[2]
+        rule = f"is called as {name}({', '.join(given)}), but is {name}{signature}: {error}"
+        return Problem(key, path, rule, "Change its parameters.")
+    return None

@@ -1,4 +1,4 @@
-"""Imports hooks and says what is wrong with them: `python -m furlong.launch.try_hooks KEY=PATH ...`.
+"""Imports hooks and says what is wrong with them or their parameters: `python -m furlong.launch.try_hooks KEY=PATH`.
 
 A process of its own, started by preflight, since importing a user's module may do anything: what it prints is not taken
 for our answer, and its `sys.exit` is a fault. The answer is one JSON list on stdout: [[key, value, rule, remedy], ...].
@@ -10,7 +10,7 @@ import sys
 
 from furlong.config import ConfigError
 from furlong.config.errors import Problem
-from furlong.hooks import load_hook
+from furlong.hooks import load_hook, wrong_arguments
 
 
 def main(pairs: list[str]) -> int:
@@ -21,7 +21,8 @@ def main(pairs: list[str]) -> int:
     for pair in pairs:
         key, _, path = pair.partition("=")
         try:
-            load_hook(path, key=key)
+            problem = wrong_arguments(load_hook(path, key=key), path, key=key)
+            problems += [problem] if problem else []
         except ConfigError as error:
             problems += error.problems
         except SystemExit:

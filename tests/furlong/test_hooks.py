@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from furlong.config import ConfigError
-from furlong.hooks import load_hook
+from furlong.hooks import Hook, load_hook, wrong_arguments
 
 KEY = "rollout.custom_rm_path"
 MODULE = textwrap.dedent("""
@@ -52,6 +52,25 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [name for name in sys.modules if name.startswith("hook_pkg")]:
         monkeypatch.delitem(sys.modules, name)
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("hook", "fits"),
+    [
+        (lambda args, sample: 1, True),
+        (lambda args, sample, **kwargs: 1, True),
+        (lambda *given: 1, True),
+        (functools.partial(lambda extra, args, sample: 1, 5), True),
+        (dict, True),
+        (lambda sample: 1, False),
+        (lambda args, sample, label: 1, False),
+        (lambda args, *, sample: 1, False),
+    ],
+)
+def test_parameters_are_compared_with_the_call(hook: Hook, fits: bool) -> None:
+    problem = wrong_arguments(hook, "my.score", key=KEY)
+    assert (problem is None) == fits
+    assert fits or "is called as score(args, sample)" in str(problem)
 
 
 def refused(path: str) -> str:

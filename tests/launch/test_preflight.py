@@ -89,6 +89,13 @@ def test_hook_that_does_not_import_is_refused(run: Path, monkeypatch: pytest.Mon
     assert len(found) == 1 and said in str(found[0]) and "my_rewards" in str(found[0])
 
 
+def test_hook_with_other_parameters_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run.parent / "my_hooks.py").write_text("def log(rollout_id, samples): return False")
+    monkeypatch.chdir(run.parent)
+    (found,) = problems(run, "--custom-rollout-log-function-path", "my_hooks.log")
+    assert "log(rollout_id, args, samples, extra, rollout_time), but is log(rollout_id, samples)" in str(found)
+
+
 def test_hook_that_imports_is_accepted(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run.parent / "my_hooks.py").write_text("print('hello from the hook')\ndef log(*given): return False")
     monkeypatch.chdir(run.parent)
