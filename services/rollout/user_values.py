@@ -1,16 +1,29 @@
 """What users' functions give and raise, as text that can be passed on. Never raises, whatever a value's methods do."""
 
+import os
+
 MAX_CHARS = 1_000
 """More of an error's own text is cut off: every sample may carry it."""
 
 
 def describe_error(error: BaseException) -> str:
-    """Type and message of an exception."""
+    """Type and message of an exception, and the file and line that raised it."""
     try:
         text = str(error)
     except Exception as second:  # __str__ is the user's own
         text = f"[its message raised {type(second).__name__}]"
-    return _passable(f"{type(error).__name__}: {text}", MAX_CHARS)
+    return _passable(f"{type(error).__name__}: {text}", MAX_CHARS) + _place(error)
+
+
+def _place(error: BaseException) -> str:
+    """` (FILE:LINE)` of the innermost frame; empty when it was never raised."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    if frame is None:
+        return ""
+    path = frame.tb_frame.f_code.co_filename.removeprefix(f"{os.getcwd()}/")
+    return _passable(f" ({path}:{frame.tb_lineno})", MAX_CHARS)
 
 
 def describe_value(value: object) -> str:

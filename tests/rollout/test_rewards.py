@@ -74,6 +74,12 @@ async def test_sync_async_partial_and_callable_objects_give_their_number(
     assert await reward_function(tmp_path, name).score(sample()) == Reward(value)
 
 
+async def test_an_error_names_the_line_that_raised_it(tmp_path: Path) -> None:
+    reward = await reward_function(tmp_path, "raising").score(sample())
+    line = user_functions.raising.__code__.co_firstlineno + 1
+    assert f"tests/rollout/user_functions.py:{line})" in reward.error
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
