@@ -27,8 +27,9 @@ $(READY): pyproject.toml constraints.txt
 	  { echo "Furlong needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.11" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "This Python cannot make environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling editables
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[all,dev]'
+	@echo "Making $(VENV): downloads PyTorch and more, a minute or a few in which pip says nothing"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling editables
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[all,dev]'
 	@touch $@
 
 sglang: $(READY_SGLANG) ## Make .venv-sglang: the real SGLang, for a machine without a GPU

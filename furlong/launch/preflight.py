@@ -59,9 +59,9 @@ def _missing_files(config: RunConfig) -> Iterator[Problem]:
         yield from _missing_in(tokenizer_key, folder, "tokenizer.json", "--tokenizer")
     if config.trainer.ref_load:
         yield from _missing_in("trainer.ref_load", config.trainer.ref_load, "config.json", "--ref-load")
-    yield from _unreadable("rollout.prompt_data", rollout.prompt_data)
+    yield from _bad_data("rollout.prompt_data", rollout.prompt_data)
     for file in rollout.eval_prompt_data[1::2]:
-        yield from _unreadable("rollout.eval_prompt_data", file)
+        yield from _bad_data("rollout.eval_prompt_data", file)
     if rollout.rollout_engine == "sglang":
         if not os.access(rollout.sglang_python, os.X_OK):
             yield Problem("rollout.sglang_python", rollout.sglang_python, "must be a program that can be run")
@@ -75,6 +75,14 @@ def _missing_in(key: str, folder: str, file: str, flag: str) -> Iterator[Problem
         yield Problem(key, folder, f"must be a folder, seen from {Path.cwd()}", remedy)
     elif not Path(folder, file).is_file():
         yield Problem(key, folder, f"must hold {file}", f"Give {flag} a folder that a model was saved to.")
+
+
+def _bad_data(key: str, file: str) -> Iterator[Problem]:
+    if Path(file).suffix == ".parquet":
+        remedy = "With pandas: read_parquet(FILE).to_json(OTHER, orient='records', lines=True)."
+        yield Problem(key, file, "must be JSON lines, not parquet", remedy)
+    else:
+        yield from _unreadable(key, file)
 
 
 def _unreadable(key: str, file: str) -> Iterator[Problem]:

@@ -49,6 +49,12 @@ def test_all_faults_are_told_at_once(run: Path) -> None:
     assert {problem.key for problem in found} == {"model.hf_checkpoint", "rollout.prompt_data"}
 
 
+def test_parquet_is_refused_with_the_way_to_json_lines(run: Path) -> None:
+    (run.parent / "prompts.parquet").write_bytes(b"PAR1")
+    (found,) = problems(run, "--prompt-data", str(run.parent / "prompts.parquet"))
+    assert found.key == "rollout.prompt_data" and "lines=True" in found.remedy
+
+
 def test_empty_prompt_file_is_refused(run: Path) -> None:
     (run.parent / "prompts.jsonl").write_text("")
     assert [problem.rule for problem in problems(run)] == ["must not be empty"]

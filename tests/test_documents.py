@@ -1,0 +1,36 @@
+"""What the documents say about flags and files is true."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from furlong.config import RunConfig
+from furlong.config.miles import instead_of
+from furlong.config.sections import Also
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OF_COMMANDS = {"config", "help", "json", "rank"}
+
+
+def flags() -> set[str]:
+    """Every flag of a run, without its dashes."""
+    found = set()
+    for name in RunConfig.model_fields:
+        for field, info in type(getattr(RunConfig(), name)).model_fields.items():
+            found.add(field.replace("_", "-"))
+            found |= {other for item in info.metadata if isinstance(item, Also) for other in item.names}
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_flag_in_a_document_is_one_or_has_something_in_its_place(document: Path) -> None:
+    said = set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*[a-z0-9])(?![\w-])", document.read_text()))
+    assert {flag for flag in said - flags() - OF_COMMANDS if not instead_of(flag)} == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_of_a_document_leads_to_a_file(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", document.read_text())
+    assert [link for link in links if not (document.parent / link).exists()] == []
