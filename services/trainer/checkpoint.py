@@ -43,6 +43,8 @@ class Meta:
     """What must be equal for a resume to be right: model shapes, dtype."""
     advisory: Mapping[str, str]
     """What may change, with a warning: seed, batch sizes."""
+    evaluation_owed: bool = False
+    """An evaluation of these weights was due and did not happen: the start that goes on from here makes up for it."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,14 @@ class Checkpoints:
         """The rollout of the newest complete checkpoint by its name; its files are not looked at."""
         folders = self._complete()
         return int(folders[-1].name.removeprefix("rollout_")) if folders else None
+
+    def owes_evaluation(self) -> bool:
+        """Whether the newest complete checkpoint says so; its other files are not looked at."""
+        folders = self._complete()
+        try:
+            return bool(folders and json.loads((folders[-1] / META).read_text())["meta"]["evaluation_owed"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
     def clear_remains(self) -> None:
         """Report and remove what an interrupted save left behind. Only while nobody else saves."""

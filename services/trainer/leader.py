@@ -129,7 +129,8 @@ def _assemble(
         advisory=advisory_of(config),
         poll_stop=_stop_poll(context, met.store),
     )
-    return Loop(parts, start=start), session
+    owed = newest is None or newest.meta.evaluation_owed
+    return Loop(parts, start=start, evaluation_owed=owed), session
 
 
 def _stop_poll(context: ServiceContext, store: Store | None) -> Callable[[], None]:

@@ -5,9 +5,10 @@ with a checkpoint.
 """
 
 import contextlib
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -65,17 +66,23 @@ class _Trained:
 class Loop:
     """A run from one rollout id to its end."""
 
-    def __init__(self, parts: Parts, *, start: int) -> None:
+    def __init__(self, parts: Parts, *, start: int, evaluation_owed: bool) -> None:
+        """evaluation_owed: the weights to start with were not evaluated yet."""
         self._parts = parts
         self._start = start
+        self._evaluation_owed = evaluation_owed and bool(parts.config.run.eval_interval)
         self._done = start
         """Rollouts trained."""
         self._saved: int | None = None
+        self._stop_seen = math.inf
+        """When a stop was first seen, on the monotonic clock."""
 
     def run(self) -> ExitCode:
         """Train the rollouts that are left; how it ended."""
         try:
             self._iterate()
+        except StoppedWaiting:
+            log.info("stopped_waiting_for_rollout", next_rollout_id=self._done)
         except PeerLost:  # rollout is gone for good: what is trained is kept
             log.error("saving_before_giving_up", next_rollout_id=self._done)
             self._end()
@@ -84,7 +91,8 @@ class Loop:
 
     def _iterate(self) -> None:
         parts = self._parts
-        self._evaluate_if_due(self._start - 1, first=True)
+        if self._evaluation_owed:
+            self._make_up_for_evaluation()
         began = time.monotonic()
         parts.status.take_seconds()
         for rollout_id in range(self._start, parts.config.run.num_rollout):
@@ -92,36 +100,34 @@ class Loop:
                 return
             structlog.contextvars.bind_contextvars(rollout_id=rollout_id)
             parts.status.update(rollout_id=rollout_id)
-            try:
-                with parts.status.stage("waiting_for_samples"):
-                    received = self._take(rollout_id)
-            except StoppedWaiting:
-                return
+            with parts.status.stage("waiting_for_samples"), self._giving_up() as give_up:
+                received = parts.session.next_batch(rollout_id, give_up=give_up)
             iteration = self._train_and_publish(rollout_id, received)
-            self._evaluate_if_due(rollout_id)
+            if self._evaluation_owed:
+                self._evaluate(rollout_id)
             began = self._save_and_tell(rollout_id, iteration, began)
 
     def _must_stop(self) -> bool:
         self._parts.poll_stop()
-        return self._parts.stop.requested.is_set()
+        asked = self._parts.stop.requested.is_set()
+        if asked:
+            self._stop_seen = min(self._stop_seen, time.monotonic())
+        return asked
 
-    def _take(self, rollout_id: int) -> Received:
-        """The samples. A stop while waiting is given half the drain budget, for the iteration to be finished."""
-        run, stop = self._parts.config.run, self._parts.stop
+    @contextlib.contextmanager
+    def _giving_up(self) -> Generator[threading.Event]:
+        """Set when a wait for rollout should end: once half the drain budget is over since a stop was asked for."""
         give_up, over = threading.Event(), threading.Event()
 
         def watch() -> None:
             while not over.wait(0.05):
-                self._parts.poll_stop()
-                if stop.requested.is_set():
-                    over.wait(run.drain_budget_s / 2)
+                if self._must_stop() and time.monotonic() - self._stop_seen > self._parts.config.run.drain_budget_s / 2:
                     give_up.set()
                     return
 
-        watcher = threading.Thread(target=watch, name="stop-watch", daemon=True)
-        watcher.start()
+        threading.Thread(target=watch, name="stop-watch", daemon=True).start()
         try:
-            return self._parts.session.next_batch(rollout_id, give_up=give_up)
+            yield give_up
         finally:
             over.set()
 
@@ -132,9 +138,10 @@ class Loop:
             batch = make_batch(received.groups, rollout_id=rollout_id, policy_version=rollout_id, rules=self._rules())
             trained = parts.backend.train(batch)
         self._done = rollout_id + 1
+        self._evaluation_owed = self._evaluation_is_due(rollout_id)
         send_train_steps(parts.telemetry, trained.steps, finished_before=finished_before, rollout_id=rollout_id)
-        with parts.status.stage("publishing"):
-            published = parts.session.publish(rollout_id + 1)
+        with parts.status.stage("publishing"), self._giving_up() as give_up:
+            published = parts.session.publish(rollout_id + 1, give_up=give_up)
         parts.status.update(policy_version=rollout_id + 1, train_step=parts.backend.train_step)
         log.info("weights_published", policy_version=rollout_id + 1, seconds=round(published.seconds, 4))
         return _Trained(received, trained, published)
@@ -207,6 +214,7 @@ class Loop:
                 skipped_steps=state.skipped_steps,
                 fingerprint=parts.fingerprint,
                 advisory=parts.advisory,
+                evaluation_owed=self._evaluation_owed,
             )
             write = checkpoint_writer(state, parts.config.model)
             parts.checkpoints.save(meta, rollout_state=parts.session.state, write=write, before_commit=told)
@@ -215,15 +223,28 @@ class Loop:
         parts.status.update(checkpoint_rollout_id=rollout_id)
         log.info("checkpoint_saved", checkpoint_rollout_id=rollout_id)
 
-    def _evaluate_if_due(self, rollout_id: int, *, first: bool = False) -> None:
+    def _evaluation_is_due(self, rollout_id: int) -> bool:
         run = self._parts.config.run
         if not run.eval_interval:
+            return False
+        return rollout_id + 1 == run.num_rollout or (rollout_id + 1) % run.eval_interval == 0
+
+    def _make_up_for_evaluation(self) -> None:
+        """Evaluate the weights to start with. When nothing is left to train, the checkpoint says so from now on."""
+        self._evaluate(self._start - 1)
+        if not self._evaluation_owed and 0 < self._parts.config.run.num_rollout <= self._start:
+            self._save(self._start - 1)
+
+    def _evaluate(self, rollout_id: int) -> None:
+        """Evaluate the weights that are published. A stop ends it after a while; then it stays owed."""
+        parts = self._parts
+        try:
+            with parts.status.stage("evaluating"), self._giving_up() as give_up:
+                answer = parts.session.evaluate(rollout_id, rollout_id + 1, give_up=give_up)
+        except StoppedWaiting:
+            log.warning("evaluation_put_off", rollout_id=rollout_id)
             return
-        last = rollout_id + 1 == run.num_rollout
-        if (first and self._start > 0) or not (last or (rollout_id + 1) % run.eval_interval == 0):
-            return  # a resume has evaluated the weights that it starts with before
-        with self._parts.status.stage("evaluating"):
-            answer = self._parts.session.evaluate(rollout_id, rollout_id + 1)
+        self._evaluation_owed = False
         for result in answer.results:
             reward = result.reward_sum / result.reward_count if result.reward_count else None
             log.info("evaluated", set=result.name, reward=reward, num_samples=result.num_samples)
@@ -233,7 +254,7 @@ class Loop:
         stop, done = self._parts.stop, self._done
         if done > self._start and self._saved != done - 1:
             self._save(done - 1)
-        finished = done >= self._parts.config.run.num_rollout
+        finished = done >= self._parts.config.run.num_rollout and not self._evaluation_owed
         if stop.requested.is_set() and not (finished and stop.code is ExitCode.DRAINED):
             return ExitCode(stop.code)
         return ExitCode.DONE

@@ -74,7 +74,7 @@ def _run(context: ServiceContext, rank: int, rows: RowWriter) -> ExitCode:
     config = context.config
     checkpoints = Checkpoints(context.run_dir.checkpoints, keep=config.run.keep_checkpoints)
     saved = checkpoints.newest_rollout_id()
-    if saved is not None and saved + 1 >= config.run.num_rollout:
+    if saved is not None and saved + 1 >= config.run.num_rollout and not checkpoints.owes_evaluation():
         if rank == 0:
             rows.write(
                 f"[trainer] already done: {config.run.name} has a checkpoint of rollout {saved}, and --num-rollout is "

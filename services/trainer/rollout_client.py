@@ -17,8 +17,12 @@ LONGEST_ROLLOUT_S = 24 * 3600.0
 """Deadline of one rollout or evaluation. A dead service is noticed by keepalive in less than a minute."""
 
 
+COMMIT_LIMIT_S = 5.0
+"""Deadline of what rollout need not hear."""
+
+
 class StoppedWaiting(Exception):
-    """A stop was asked for while a rollout was waited for."""
+    """A stop was asked for while rollout was waited for."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +75,19 @@ class RolloutClient:
             raise errors[0]
         return Received(groups, _complete(groups, summary, rollout_id))
 
-    def evaluate(self, rollout_id: int, policy_version: int) -> rollout_pb2.EvaluateResponse:
+    def evaluate(
+        self, rollout_id: int, policy_version: int, *, give_up: threading.Event
+    ) -> rollout_pb2.EvaluateResponse:
+        """Raises grpc.RpcError, or StoppedWaiting once give_up is set."""
         request = rollout_pb2.EvaluateRequest(rollout_id=rollout_id, policy_version=policy_version)
-        return self.stub.Evaluate(request, timeout=LONGEST_ROLLOUT_S)
+        call = self.stub.Evaluate.future(request, timeout=LONGEST_ROLLOUT_S)
+        finished = threading.Event()
+        call.add_done_callback(lambda done: finished.set())
+        while not finished.wait(0.1):
+            if give_up.is_set():
+                call.cancel()
+                raise StoppedWaiting
+        return call.result()
 
     def save_state(self, rollout_id: int) -> bytes:
         request = rollout_pb2.SaveStateRequest(rollout_id=rollout_id)
@@ -86,7 +100,7 @@ class RolloutClient:
 
     def commit_checkpoint(self, rollout_id: int) -> None:
         request = rollout_pb2.CommitCheckpointRequest(rollout_id=rollout_id)
-        self.stub.CommitCheckpoint(request, timeout=self._timeout_s)
+        self.stub.CommitCheckpoint(request, timeout=min(self._timeout_s, COMMIT_LIMIT_S))
 
 
 class TornBatch(Exception):

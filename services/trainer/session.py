@@ -19,7 +19,7 @@ from furlong.rundir import RunDir
 from furlong.v1 import rollout_pb2
 from services.trainer.publisher import Published, Publisher
 from services.trainer.ranks import PeerLost
-from services.trainer.rollout_client import SERVICE, Received, RolloutClient, TornBatch
+from services.trainer.rollout_client import SERVICE, Received, RolloutClient, StoppedWaiting, TornBatch
 
 log = structlog.get_logger()
 
@@ -60,15 +60,15 @@ class Session:
     def begin(self, state: bytes | None, *, next_rollout_id: int) -> Published:
         """Connect, restore, publish the weights: the start of a run or of a resume."""
         self._state, self._next_rollout_id = state, next_rollout_id
-        return self._mending(self._bring_up, connect=False)
+        return self._mending(self._bring_up, connect=False, give_up=threading.Event())
 
     def next_batch(self, rollout_id: int, *, give_up: threading.Event) -> Received:
         """The samples of a rollout; rollout's state after it is kept, for a checkpoint or a new rollout process."""
-        received, state = self._mending(lambda client: self._take(client, rollout_id, give_up))
+        received, state = self._mending(lambda client: self._take(client, rollout_id, give_up), give_up=give_up)
         self._state, self._next_rollout_id = state, rollout_id + 1
         return received
 
-    def publish(self, version: int) -> Published:
+    def publish(self, version: int, *, give_up: threading.Event) -> Published:
         """Give the engines the weights as `version`: the next rollout's id, since each rollout makes one version."""
         assert version == self._next_rollout_id
 
@@ -77,15 +77,20 @@ class Session:
                 return self._served[2]  # mending has just done it
             return self._publish(client, version)
 
-        return self._mending(send)
+        return self._mending(send, give_up=give_up)
 
     def _publish(self, client: RolloutClient, version: int) -> Published:
         published = self._publisher.publish(client, version)
         self._served = (client, version, published)
         return published
 
-    def evaluate(self, rollout_id: int, policy_version: int) -> rollout_pb2.EvaluateResponse:
-        return self._mending(lambda client: client.evaluate(rollout_id, policy_version))
+    def evaluate(
+        self, rollout_id: int, policy_version: int, *, give_up: threading.Event
+    ) -> rollout_pb2.EvaluateResponse:
+        """Have the weights evaluated, however long that takes."""
+        return self._mending(
+            lambda client: client.evaluate(rollout_id, policy_version, give_up=give_up), give_up=give_up
+        )
 
     def commit_checkpoint(self, rollout_id: int) -> None:
         """Tell rollout that a checkpoint is durable. Rollout being away does no harm: it keeps more than it needs."""
@@ -106,9 +111,14 @@ class Session:
         received = client.next_batch(rollout_id, rollout_id, give_up=give_up)
         return received, client.save_state(rollout_id)
 
-    def _mending(self, action: Callable[[RolloutClient], Answer], *, connect: bool = True) -> Answer:
-        """Do it; when rollout went away or forgot, bring it to where we are and do it again."""
-        client = self._connected() if connect else self._reconnect()
+    def _mending(
+        self, action: Callable[[RolloutClient], Answer], *, give_up: threading.Event, connect: bool = True
+    ) -> Answer:
+        """Do it; when rollout went away or forgot, bring it to where we are and do it again.
+
+        Raises StoppedWaiting when give_up is set while rollout is away.
+        """
+        client = self._connected(give_up) if connect else self._reconnect(give_up)
         for attempt in range(MAX_MENDS + 1):
             try:
                 return action(client)
@@ -117,15 +127,15 @@ class Session:
                 if not mendable or attempt == MAX_MENDS:
                     raise RolloutFailed(f"rollout at {client.address}: {_words(error)}") from error
                 log.warning("rollout_lost", reason=_words(error), address=client.address, attempt=attempt + 1)
-            client = self._mend(client)
+            client = self._mend(client, give_up)
         raise AssertionError("unreachable")
 
-    def _mend(self, lost: RolloutClient) -> RolloutClient:
+    def _mend(self, lost: RolloutClient, give_up: threading.Event) -> RolloutClient:
         """Connect to rollout as it is now, and bring it to our state and version."""
         self._publisher.forget_group()
         deadline = time.monotonic() + self._config.run.start_timeout_s
         while True:
-            client = self._reconnect()
+            client = self._reconnect(give_up)
             try:
                 self._bring_up(client)
             except grpc.RpcError as error:
@@ -143,18 +153,21 @@ class Session:
             log.warning("rollout_restored_with_warning", warning=warning)
         return self._publish(client, self._next_rollout_id)
 
-    def _connected(self) -> RolloutClient:
-        return self._client if self._client is not None else self._reconnect()
+    def _connected(self, give_up: threading.Event) -> RolloutClient:
+        return self._client if self._client is not None else self._reconnect(give_up)
 
-    def _reconnect(self) -> RolloutClient:
-        """A client of the rollout service that lives now. Raises PeerLost when none is SERVING in time."""
+    def _reconnect(self, give_up: threading.Event) -> RolloutClient:
+        """A client of the rollout service that lives now. Raises PeerLost when none is SERVING in time, StoppedWaiting
+        when give_up is set before."""
         self.close()
         limit = self._config.run.start_timeout_s
         deadline = time.monotonic() + limit
         while True:
+            if give_up.is_set():
+                raise StoppedWaiting
             left = max(0.1, deadline - time.monotonic())
             try:
-                address = self._config.rollout.rollout_addr or self._find(left)
+                address = self._config.rollout.rollout_addr or self._find(min(left, 2.0))
                 rpc.wait_serving(address, SERVICE, timeout_s=min(left, 2.0))
             except NotReachable as error:  # perhaps it is being started anew, at another address
                 if time.monotonic() > deadline:

@@ -2,6 +2,7 @@
 
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,47 @@ def test_stop_while_waiting_for_samples_is_bounded(place: Place, make_config: Co
     run = run_trainer(make_config(num_rollout=50, drain_budget_s=1.0), stop=stop)
     released.set()
     assert run.code is ExitCode.DRAINED and place.fake.committed == [0]
+
+
+@pytest.mark.parametrize("num_rollout", [1, 3])
+def test_stop_while_evaluating_is_bounded_and_made_up_for(
+    place: Place, make_config: ConfigMaker, num_rollout: int
+) -> None:
+    """Also when nothing else is left to do."""
+    stop, released = StopSignal(), threading.Event()
+
+    def hang(context: grpc.ServicerContext) -> None:
+        stop.request("SIGTERM")
+        released.wait(20)
+
+    place.fake.before["Evaluate 0 1"] = hang
+    config = make_config(num_rollout=num_rollout, eval_interval=1, drain_budget_s=1.0)
+    run = run_trainer(config, stop=stop)
+    released.set()
+    del place.fake.before["Evaluate 0 1"]
+    assert run.code is ExitCode.DRAINED and place.fake.committed == [0] and "iter 1/" in run.output
+    assert Checkpoints(Path(config.run.run_dir) / "checkpoints", keep=2).owes_evaluation()
+    assert run_trainer(config).code is ExitCode.DONE
+    assert place.fake.calls.count("Evaluate 0 1") == 2 and place.fake.calls.count("Evaluate -1 0") == 1
+    assert not Checkpoints(Path(config.run.run_dir) / "checkpoints", keep=2).owes_evaluation()
+
+
+def test_stop_while_rollout_is_gone_saves_within_the_budget(place: Place, make_config: ConfigMaker) -> None:
+    stop = StopSignal()
+
+    def die(context: grpc.ServicerContext) -> None:
+        if len(place.fake.versions) == 3:
+            addresses.publish(RunDir(Path(config.run.run_dir)), "rollout", grpc="127.0.0.1:9")
+            place.close()
+            stop.request("SIGTERM")
+
+    place.fake.before["BeginWeightUpdate"] = die
+    config = make_config(num_rollout=9, start_timeout_s=60.0, drain_budget_s=2.0)
+    started = time.monotonic()
+    assert run_trainer(config, stop=stop).code is ExitCode.DRAINED
+    assert time.monotonic() - started < 15.0
+    newest = Checkpoints(Path(config.run.run_dir) / "checkpoints", keep=2).newest()
+    assert newest is not None and newest.meta.rollout_id == 2
 
 
 def test_failed_update_is_aborted_and_done_again_over_a_new_group(place: Place, make_config: ConfigMaker) -> None:
