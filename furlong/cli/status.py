@@ -46,7 +46,8 @@ def as_table(found: RunStatus, *, width: int | None) -> str:
     """For people. width: columns of their terminal; None: as wide as it needs to be."""
     watched = f"supervised by pid {found.supervised_by}" if found.supervised_by else "not supervised by `furlong up`"
     lines = [f"run {found.run} in {found.run_dir}, {watched}", *_table([*found.instances, *found.engines], width)]
-    lines.append(f"last checkpoint: {_or_none(found.last_checkpoint, 'after rollout ')}")
+    done = ", with which the run is done" if found.is_done() else ""
+    lines.append(f"last checkpoint: {_or_none(found.last_checkpoint, 'after rollout ')}{done}")
     if found.last_row is None:
         return "\n".join([*lines, "last row: none"])
     shown = [f"{key} {value:.4g}" for key in ROW_KEYS if isinstance(value := found.last_row.get(key), float)]

@@ -50,8 +50,14 @@ class RunStatus:
     engines: list[InstanceStatus]
     last_checkpoint: int | None
     """Rollout id of the newest complete checkpoint."""
+    num_rollout: int
+    """Rollouts that the run is to train."""
     last_row: Mapping[str, object] | None
     """The newest row of the axis rollout/step."""
+
+    def is_done(self) -> bool:
+        """Whether everything is trained and saved."""
+        return self.last_checkpoint is not None and self.last_checkpoint + 1 >= self.num_rollout
 
     def all_up(self) -> bool:
         """Whether everything that the run needs is there."""
@@ -77,6 +83,7 @@ def look_at(run_dir: RunDir) -> RunStatus:
         instances=[_look_at_instance(plan, entries.get(plan.instance), started, unready) for plan in plans],
         engines=_engines(rollout.grpc) if rollout and rollout.grpc and rollout.alive() else [],
         last_checkpoint=checkpoint.rollout_id if checkpoint else None,
+        num_rollout=config.run.num_rollout,
         last_row={"step": rows[-1].step, **rows[-1].values} if rows else None,
     )
 

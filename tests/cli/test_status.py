@@ -84,6 +84,12 @@ def test_last_checkpoint_and_row_are_shown(run_dir: RunDir, capsys: pytest.Captu
     assert found["last_checkpoint"] == 3 and found["last_row"] == {"step": 4, "rollout/raw_reward": 0.5}
 
 
+def test_finished_run_is_said_to_be_done(run_dir: RunDir) -> None:
+    found = look_at(run_dir)
+    assert "done" not in as_table(found, width=None)
+    assert "after rollout 2, with which the run is done" in as_table(replace(found, last_checkpoint=2), width=None)
+
+
 def test_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--run-dir", str(tmp_path)]) == 2
     assert "config.toml" in capsys.readouterr().err
