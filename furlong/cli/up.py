@@ -4,12 +4,13 @@ Refuses early, locks the run directory, writes the resolved run into it, supervi
 how it went and where everything is. What it prints goes through a console that cannot stop the run.
 """
 
+import contextlib
 import os
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from furlong import addresses
@@ -44,7 +45,9 @@ def up(arguments: Sequence[str]) -> int:
     if problems:
         raise ConfigError(problems)
     run_dir.create()
-    with RunLock(run_dir) as lock:
+    with _writing_into(run_dir):
+        run_lock = RunLock(run_dir)
+    with run_lock as lock:
         _wait_for_leftovers(run_dir)
         output, errors = Console(1), Console(2)
         try:
@@ -68,7 +71,8 @@ def _supervise(
     began = time.monotonic()
     for line in _opening_lines(config, run_dir):
         output.line(f"[up] {line}")
-    write_atomically(run_dir.config, to_toml(config).encode())
+    with _writing_into(run_dir):
+        write_atomically(run_dir.config, to_toml(config).encode())
     adopt_orphans()
     supervisor = Supervisor(
         plans,
@@ -110,6 +114,17 @@ def same_command(program: str, arguments: Sequence[str]) -> str:
     else:
         head = ["python", "-m", "furlong", "up"] if name == "__main__.py" else ["python", program]
     return shlex.join([*head, *arguments])
+
+
+@contextlib.contextmanager
+def _writing_into(run_dir: RunDir) -> Generator[None]:
+    """A file that cannot be written before anything starts is the run directory's fault, and told as such."""
+    try:
+        yield
+    except OSError as error:
+        rule = f"must be a folder that can be written: {error}"
+        problem = Problem("run.run_dir", str(run_dir.root), rule, "Give another --run-dir, or mend this one.")
+        raise ConfigError([problem]) from error
 
 
 def _wait_for_leftovers(run_dir: RunDir) -> None:

@@ -28,6 +28,8 @@ CRASH_GRACE_S = 5.0
 """How long the rest may take to stop after a crash."""
 SERVICE_GRACE_S = 15.0
 """How long one service may take to drain once the trainers are gone."""
+KILL_S = 2.0
+"""How long a killed process may take to vanish."""
 LAST_LINES = 20
 STOP_ORDER = ("rollout", "router", "metrics")
 """After the trainers. Metrics last, so that what the others say at their end is kept."""
@@ -263,6 +265,7 @@ class Supervisor:
                 names = ", ".join(child.plan.instance for child in children if child.exit_code() is None)
                 self._say(f"{names} did not stop within {grace_s:g} s and is ended")
                 self._kill(children)
+                self._ended_within(children, KILL_S)
             for child in children:
                 clean = child.plan.instance in unready or child.exit_code() in (ExitCode.DONE, ExitCode.DRAINED)
                 if well and not clean:

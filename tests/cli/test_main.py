@@ -103,6 +103,13 @@ def test_unwritable_run_directory_is_refused(tmp_path: Path, place: str) -> None
     assert done.returncode == 2 and "run.run_dir" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("file", [".up.lock", "config.toml"])
+def test_folder_in_a_files_place_is_refused(tmp_path: Path, file: str) -> None:
+    (tmp_path / "run" / file).mkdir(parents=True)
+    done = furlong("up", "--config", str(small_run(tmp_path)), "--run-dir", "run", cwd=tmp_path)
+    assert done.returncode == 2 and file in done.stderr and "Traceback" not in done.stderr
+
+
 def test_missing_model_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     done = furlong("up", "--config", str(small_run(tmp_path)), "--hf-checkpoint", "nowhere")
     assert done.returncode == 2 and "model.hf_checkpoint" in done.stderr
