@@ -142,10 +142,12 @@ def _lines(source: PromptSource) -> Iterator[tuple[int, bytes]]:
 def _draft(source: PromptSource, tokenizer: Tokenizer, number: int, line: bytes) -> _Draft:
     try:
         item = json.loads(line)
-    except ValueError as error:  # UnicodeDecodeError is one too
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
         raise _problem(source, number, "", f"must be a JSON object on one line: {error}") from error
     if not isinstance(item, dict):
         raise _problem(source, number, "", f"must be a JSON object, got {type(item).__name__}")
+    if b"\\u" in line:
+        _refuse_lone_surrogates(source, number, item)
     if source.input_key not in item:
         remedy = f"Its keys: {', '.join(map(repr, item)) or 'none'}. The key is named by --input-key."
         raise _problem(source, number, source.input_key, "is missing", remedy)
@@ -159,6 +161,15 @@ def _draft(source: PromptSource, tokenizer: Tokenizer, number: int, line: bytes)
     if not isinstance(metadata, dict):
         raise _problem(source, number, source.metadata_key, f"must be an object, got {type(metadata).__name__}")
     return _Draft(number - 1, _text(source, tokenizer, number, item[source.input_key]), label, metadata)
+
+
+def _refuse_lone_surrogates(source: PromptSource, number: int, item: object) -> None:
+    """JSON can name halves of characters, which are no text."""
+    try:
+        json.dumps(item, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        rule = f"must hold whole characters, got the lone surrogate \\u{ord(error.object[error.start]):x}"
+        raise _problem(source, number, "", rule, "Its partner was cut off: write the text anew.") from error
 
 
 def _text(source: PromptSource, tokenizer: Tokenizer, number: int, value: object) -> str:

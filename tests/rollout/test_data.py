@@ -44,6 +44,9 @@ def test_blank_lines_are_skipped_and_lines_keep_their_number(tmp_path: Path) -> 
         ('{"prompt": "a"}', "key 'label' is missing"),
         ('{"prompt": "a", "label": "b", "metadata": 3}', "key 'metadata' must be an object"),
         ("\udcff", "own.jsonl:2"),
+        ('{"prompt": "a\\ud83d", "label": "b"}', "got the lone surrogate \\ud83d"),
+        ('{"prompt": "a", "label": "\\udead"}', "got the lone surrogate \\udead"),
+        ('{"prompt": "a", "label": ' + "[" * 100_000, "recursion"),
     ],
 )
 def test_a_bad_line_names_file_line_and_key(tmp_path: Path, line: str, words: str) -> None:
