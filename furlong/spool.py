@@ -28,6 +28,7 @@ _DROPPED = 255  # priority of a frame that stands for so many dropped records
 _FILE = re.compile(r"^(?P<stem>.+-\d+)\.(?P<number>\d{6})\.spool$")
 _MAX_SEGMENT_BYTES = 4 * 1024 * 1024
 _MAX_BODY_BYTES = 64 * 1024 * 1024
+_MAX_INTEGER = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,8 @@ class Spool:
         self._end_segment()
         if self._lock is not None:
             if not self._segments:
-                self._lock_path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # a folder that takes no changes: it is in nobody's way
+                    self._lock_path.unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
 
@@ -204,7 +206,8 @@ class Spool:
         if segment is self._segments[-1]:
             self._end_segment()
         self._segments.remove(segment)
-        segment.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what stays is delivered again after a restart, and known there
+            segment.path.unlink(missing_ok=True)
 
     def _load(self, segment: _Segment) -> list[tuple[int, Record]]:
         if self._loaded[0] != segment.path:
@@ -264,13 +267,15 @@ _spools: WeakSet[Spool] = WeakSet()
 
 
 def left_over(folder: Path, *, instance: str | None = None) -> list[Spool]:
-    """The spools that nobody holds, taken over: of one instance, or of all. Oldest first."""
+    """The spools that nobody holds, taken over: of one instance, or of all. Oldest first. Never raises: one that the
+    disk does not let us take is left for later."""
     found: list[Spool] = []
     for stem in _stems(folder):
         if instance is None or stem.rpartition("-")[0] == instance:
-            taken = _take_over(folder, stem)
-            if taken is not None:
-                found.append(taken)
+            with contextlib.suppress(OSError):
+                taken = _take_over(folder, stem)
+                if taken is not None:
+                    found.append(taken)
     return found
 
 
@@ -280,7 +285,8 @@ def _stems(folder: Path) -> list[str]:
     except OSError:
         return []
     stems = {match["stem"] for name in names if (match := _FILE.match(name))}
-    return sorted(stems, key=lambda stem: int(stem.rpartition("-")[2]))
+    numbered = [(int(stem.rpartition("-")[2]), stem) for stem in stems]
+    return [stem for incarnation, stem in sorted(numbered) if 1 <= incarnation <= _MAX_INTEGER]
 
 
 def _take_over(folder: Path, stem: str) -> Spool | None:
@@ -289,7 +295,7 @@ def _take_over(folder: Path, stem: str) -> Spool | None:
     if not spool._take_lock():
         return None
     paths = sorted(folder.glob(f"{stem}.[0-9][0-9][0-9][0-9][0-9][0-9].spool"))
-    for path in paths:
+    for path in filter(Path.is_file, paths):
         head, items, intact = _parse(path)
         if not intact:
             spool._set_aside(path)
@@ -312,22 +318,26 @@ def _parse(path: Path) -> tuple[bytes, list[tuple[int, Record]], bool]:
         content = path.read_bytes()
         end = content.index(b"\n", 0, 4096) + 1
         head = content[:end]
-        orjson.loads(head[len(_MAGIC) :])["producer"]
+        if not isinstance(orjson.loads(head[len(_MAGIC) :])["producer"], str):
+            return b"", [], False
     except (OSError, ValueError, KeyError, TypeError):
         return b"", [], False
     if not head.startswith(_MAGIC):
         return b"", [], False
     items: list[tuple[int, Record]] = []
+    last = 0
     while end + _FRAME.size <= len(content):
         sequence, priority, length, checksum = _FRAME.unpack_from(content, end)
         body = content[end + _FRAME.size : end + _FRAME.size + length]
-        if length > _MAX_BODY_BYTES or len(body) < length or zlib.crc32(body) != checksum:
+        whole = length <= _MAX_BODY_BYTES and len(body) == length and zlib.crc32(body) == checksum
+        if not whole or not last < sequence <= _MAX_INTEGER or (priority == _DROPPED and length != _COUNT.size):
             return head, items, False
         if priority == _DROPPED:
             dropped = Record(Priority.LOG, b"")
             items.extend((sequence + n, dropped) for n in range(_COUNT.unpack(body)[0]))
         else:
             items.append((sequence, Record(Priority(min(priority, Priority.METRICS)), body)))
+        last = items[-1][0] if items else sequence
         end += _FRAME.size + length
     return head, items, end == len(content)
 

@@ -78,10 +78,13 @@ class Child:
     def last_lines(self, count: int) -> list[str]:
         """The last non-empty lines that it wrote, of this start only."""
         self.finish_relay(timeout_s=2.0)
-        with open(self.output_path, "rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(self._begin, end - TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+        try:
+            with open(self.output_path, "rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(self._begin, end - TAIL_BYTES))
+                text = file.read().decode(errors="replace")
+        except OSError as error:  # somebody removed the run directory, for example
+            return [f"(its output cannot be read: {error})"]
         return [line for line in text.splitlines() if line.strip()][-count:]
 
     def finish_relay(self, *, timeout_s: float) -> None:

@@ -32,7 +32,7 @@ async def collect(folder: Path, writer: Writer) -> int:
     for spool in await asyncio.to_thread(left_over, folder):
         try:
             num_records += await _deliver(spool, writer)
-        except StoreFailed as error:  # it stays there for the next time
+        except (StoreFailed, OSError) as error:  # it stays there for the next time
             log.warning("spool_not_collected", spool=spool.stem, error=str(error))
         finally:
             spool.release()

@@ -83,7 +83,8 @@ class BatchStore:
 
     def ids(self) -> list[int]:
         """Rollouts that are kept, ascending."""
-        return sorted(int(path.stem.removeprefix("batch-")) for path in self._folder.glob("batch-*.pb"))
+        names = (path.stem.removeprefix("batch-") for path in self._folder.glob("batch-*.pb"))
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def forget(self, *, up_to: int | None = None, since: int | None = None) -> list[int]:
         """Drop batches up to and including one, or from one on; which."""

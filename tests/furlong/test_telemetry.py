@@ -186,6 +186,35 @@ def test_damaged_spool_gives_what_is_whole_and_is_kept(tmp_path: Path, damage: s
     assert kept.read_bytes() == changed
 
 
+@pytest.mark.parametrize("at", range(17))
+def test_damage_in_a_frames_head_never_raises_and_makes_up_no_numbers(tmp_path: Path, at: int) -> None:
+    spool = new_spool(tmp_path)
+    spool.append(batch(1, b"first" * 10))
+    (path,) = tmp_path.glob("*.spool")
+    start = path.stat().st_size
+    spool.append(batch(2, b"second" * 10))
+    spool.release()
+    content = bytearray(path.read_bytes())
+    content[start + at] ^= 0xFF
+    path.write_bytes(content)
+    (taken,) = left_over(tmp_path)
+    assert read_all(taken)[0] == (1, b"first" * 10)
+    assert len(read_all(taken)) <= 1
+    taken.release()
+
+
+def test_what_is_no_spool_stands_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / "a-5.000000.spool").mkdir()
+    (tmp_path / f"a-{10**20}.000000.spool").write_bytes(b"furlong-spool-1 {}\n")
+    (tmp_path / "b-6.000000.spool").write_bytes(b'furlong-spool-1 {"producer":5}\n')
+    spool = new_spool(tmp_path)
+    spool.append(batch(1, b"a"))
+    spool.release()
+    (taken,) = left_over(tmp_path)
+    assert read_all(taken) == [(1, b"a")]
+    taken.release()
+
+
 def test_full_spool_leaves_the_numbers_of_what_it_dropped(tmp_path: Path) -> None:
     spool = new_spool(tmp_path, max_bytes=8192)
     for number in range(1, 101):

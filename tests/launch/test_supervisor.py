@@ -1,6 +1,7 @@
 """Supervision, with stub services: real processes, real signals, a real gRPC health check."""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,6 +75,15 @@ def test_hangup_drains_too(start: Start) -> None:
     run = start().wait_ready()
     run.send(signal.SIGHUP)
     assert run.end() == ExitCode.DRAINED, run.output
+
+
+def test_crash_in_a_run_directory_that_is_gone_is_still_named(start: Start) -> None:
+    run = start().wait_ready()
+    pids = run.pids()
+    shutil.rmtree(run.run_dir.root)
+    os.kill(pids["router"], signal.SIGKILL)
+    assert run.end() == ExitCode.CRASHED, run.output
+    assert "router was ended by SIGKILL" in run.output and all_gone(pids)
 
 
 def test_second_signal_kills_all_at_once(start: Start) -> None:

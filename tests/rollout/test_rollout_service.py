@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from furlong.v1 import rollout_pb2, sample_pb2, weights_pb2
+from services.rollout.batch_store import BatchStore
 from tests.rollout.world import code_of, make_config, rollout_of, router_of, until, world, write_lines
 
 
@@ -126,6 +127,14 @@ async def test_a_resumed_run_is_the_same_as_an_unbroken_one(tmp_path: Path) -> N
             for rollout_id in (1, 2):
                 await w.publish(rollout_id)
                 assert (await w.batch(rollout_id))[0] == whole[rollout_id]
+
+
+def test_foreign_files_beside_kept_batches_are_left_alone(tmp_path: Path) -> None:
+    for name in ("batch-zzz.pb", "batch-.pb", "batch-00000007.pb"):
+        (tmp_path / name).write_bytes(b"x")
+    store = BatchStore(tmp_path)
+    assert store.ids() == [7] and store.forget(since=0) == [7]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["batch-.pb", "batch-zzz.pb"]
 
 
 async def test_a_later_attempt_gets_the_values_of_a_repeated_batch_once(tmp_path: Path) -> None:
