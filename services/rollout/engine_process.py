@@ -31,6 +31,11 @@ PROGRESS_S = 10.0
 class EngineStartFailed(Exception):
     """An engine ended, or was not ready in time."""
 
+    def __init__(self, text: str, *, refused: bool = False) -> None:
+        """refused: it ended by itself, with an exit code, so the same start would fail the same way."""
+        super().__init__(text)
+        self.refused = refused
+
 
 class EngineProcess:
     """A running child."""
@@ -121,7 +126,8 @@ def _spawn(config: RunConfig, place: EnginePlace, output: Path, inherited: Mappi
                 start_new_session=True,
             )
         except OSError as error:
-            raise EngineStartFailed(f"cannot start {engine_command(config, place)[0]}: {error.strerror}") from error
+            text = f"cannot start {engine_command(config, place)[0]}: {error.strerror}"
+            raise EngineStartFailed(text, refused=True) from error
     return EngineProcess(process, output, output_start)
 
 
@@ -132,7 +138,9 @@ async def _wait_ready(config: RunConfig, name: str, process: EngineProcess, plac
     async with aiohttp.ClientSession() as session:
         while True:
             if (status := process.exit_status) is not None:
-                raise EngineStartFailed(f"{name} ended with status {status} while starting:\n{process.last_words()}")
+                how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
+                text = f"{name} ended {how} while starting:\n{process.last_words()}"
+                raise EngineStartFailed(text, refused=status > 0)
             url = _url(config, place)
             if url and await _answers(config, session, url):
                 process.url = url

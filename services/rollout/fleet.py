@@ -93,7 +93,9 @@ class Fleet:
                     group.create_task(self._launch(engine))
         except* EngineStartFailed as failures:
             await self.stop(budget_s=0.0)
-            raise EngineStartFailed(str(failures.exceptions[0])) from failures
+            first = failures.exceptions[0]
+            refused = isinstance(first, EngineStartFailed) and first.refused
+            raise EngineStartFailed(str(first), refused=refused) from failures
         self._keepers = [
             asyncio.create_task(self._keep(engine), name=f"keep-{engine.engine_id}") for engine in self.engines
         ]

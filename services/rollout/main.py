@@ -12,6 +12,7 @@ import aiohttp
 import uvloop
 
 from furlong import addresses, rpc
+from furlong.addresses import NotReachable
 from furlong.config import ConfigError, RunConfig
 from furlong.config.errors import Problem
 from furlong.service import ServiceContext, run_async
@@ -123,6 +124,8 @@ async def _start_engines(context: ServiceContext, fleet: Fleet) -> None:
         for keeper in await fleet.start():
             context.watch(keeper)
     except EngineStartFailed as error:
+        if not error.refused:  # killed, or too slow: the next start may go well
+            raise NotReachable(f"an engine did not start: {error}") from error
         engine = context.config.rollout.rollout_engine
         remedy = f"Its whole output: {context.run_dir.log('engine-N').with_suffix('.out')}."
         raise ConfigError([Problem("rollout.rollout_engine", engine, f"did not start: {error}", remedy)]) from error

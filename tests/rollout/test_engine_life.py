@@ -14,6 +14,7 @@ import grpc
 import psutil
 import pytest
 
+from furlong.addresses import NotReachable
 from furlong.config import ConfigError, RunConfig, to_toml
 from furlong.process import ExitCode
 from furlong.v1 import weights_pb2
@@ -82,6 +83,19 @@ async def test_an_engine_that_does_not_start_is_told_with_its_output(tmp_path: P
     broken.write_text("raise SystemExit('no such device')")
     config = make_config(tmp_path, sglang_launcher=str(broken))
     with pytest.raises(ConfigError, match="no such device"):
+        async with router_of(config), rollout_of(config):
+            pass
+
+
+@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "time.sleep(60)"])
+async def test_an_engine_that_is_killed_or_late_at_its_start_is_no_fault_of_the_configuration(
+    tmp_path: Path, ending: str
+) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text(f"import os, time\n{ending}")
+    config = make_config(tmp_path, sglang_launcher=str(broken))
+    config = config.model_copy(update={"run": config.run.model_copy(update={"start_timeout_s": 2.0})})
+    with pytest.raises(NotReachable, match=r"engine-0 (ended by SIGKILL|was not ready within 2 s)"):
         async with router_of(config), rollout_of(config):
             pass
 
