@@ -9,6 +9,7 @@ checkpoints/       one folder a complete checkpoint
 metrics/           the metrics service's durable log
 spool/             records that the metrics service has not acknowledged yet
 rollout/           batches kept since the last checkpoint
+traces/            the profiler's traces, if asked for
 """
 
 import os
@@ -53,6 +54,10 @@ class RunDir:
     @property
     def rollout_store(self) -> Path:
         return self.root / "rollout"
+
+    @property
+    def traces(self) -> Path:
+        return self.root / "traces"
 
     def log(self, instance: str) -> Path:
         """The JSON-lines log of one instance, for example `trainer-0`."""

@@ -148,10 +148,28 @@ def _check_trainer(config: RunConfig) -> list[Problem]:
     if batch is not None and batch < world:
         rule = f"must be at least the number of trainer ranks ({world})"
         problems.append(Problem("run.global_batch_size", batch, rule))
-    outside = [rank for rank in trainer.profile_ranks if rank >= world]
-    if outside:
-        rule = f"must be below the number of trainer ranks ({world})"
-        problems.append(Problem("trainer.profile_ranks", list(trainer.profile_ranks), rule, "Leave them out."))
+    problems += _check_profiler(config, world)
+    return problems
+
+
+def _check_profiler(config: RunConfig, world: int) -> list[Problem]:
+    trainer = config.trainer
+    start, end = trainer.profile_step_start, trainer.profile_step_end
+    if not trainer.use_pytorch_profiler:
+        names = ("profile_step_start", "profile_step_end", "profile_ranks", "tensorboard_dir")
+        names += ("pytorch_profiler_collect_callstack", "pytorch_profiler_collect_shapes")
+        given = [name for name in names if getattr(trainer, name) not in (None, (), "", False)]
+        rule, remedy = "has no effect without use_pytorch_profiler", "Add --use-pytorch-profiler, or leave it out."
+        return [Problem(f"trainer.{name}", getattr(trainer, name), rule, remedy) for name in given]
+    problems = []
+    if start is None or end is None or end <= start:
+        window = {"profile_step_start": start, "profile_step_end": end}
+        rule = "must be a window of rollouts, start below end"
+        remedy = "For example --profile-step-start 1 --profile-step-end 2."
+        problems.append(Problem("trainer", window, rule, remedy))
+    if trainer.profile_ranks and min(trainer.profile_ranks) >= world:
+        rule = f"none of them is below the number of trainer ranks ({world})"
+        problems.append(Problem("trainer.profile_ranks", list(trainer.profile_ranks), rule, "Use --profile-ranks 0."))
     return problems
 
 

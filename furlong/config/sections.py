@@ -148,8 +148,20 @@ class TrainerSection(Section):
     """Seconds that each step of a weight update may take."""
     distributed_timeout_s: Positive = 120.0
     """Seconds that a collective among trainer ranks may take. No rank waits for a rollout inside one."""
+    use_pytorch_profiler: bool = False
+    """Record whole training steps with torch's profiler, rollouts profile_step_start .. profile_step_end - 1."""
+    profile_step_start: Annotated[int, Field(ge=0)] | None = None
+    """First rollout id that is profiled."""
+    profile_step_end: Annotated[int, Field(ge=1)] | None = None
+    """One past the last rollout id that is profiled."""
     profile_ranks: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Global ranks that are profiled. Empty: every rank."""
+    tensorboard_dir: str = ""
+    """Folder of the traces, one gzipped file a traced rank. Empty: traces in the run directory."""
+    pytorch_profiler_collect_callstack: bool = False
+    """Record Python call stacks too; slower, larger traces."""
+    pytorch_profiler_collect_shapes: bool = False
+    """Record the shapes of operators' arguments too."""
 
 
 class RolloutSection(Section):

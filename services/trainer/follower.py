@@ -28,7 +28,11 @@ def run_follower(context: ServiceContext, rank: int, *, begun: threading.Event) 
     watch = PeerWatch(met.peers, context.telemetry).start()
     _tell_stop(context.stop, met)
     begun.set()
-    follow(FsdpBackend(config, met.info), met.store, at_end=watch.stop)
+    backend = FsdpBackend(config, met.info)
+    try:
+        follow(backend, met.store, at_end=watch.stop)
+    finally:
+        backend.close()
     return ExitCode.DRAINED if context.stop.requested.is_set() else ExitCode.DONE
 
 

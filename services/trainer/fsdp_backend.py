@@ -19,6 +19,7 @@ from services.trainer.flops import peak_flops, sizes_of, training_flops
 from services.trainer.layout import MicroBatch
 from services.trainer.optimizer import AdamW, whole
 from services.trainer.policy import Policy, attends_to_everything, load_lm
+from services.trainer.profiler import TrainProfiler
 from services.trainer.rank_info import RankInfo
 from services.trainer.rollout_values import rollout_values
 from services.trainer.schedule import learning_rate
@@ -43,6 +44,7 @@ class FsdpBackend:
         """Load the models and shard them. Collective over the ranks. Raises ConfigError."""
         self._config = config
         self._ranks = ranks
+        self._profiler = TrainProfiler(config, rank=ranks.rank)
         self._dtype = getattr(torch, config.model.dtype)
         self._policy = self._load(config.model.hf_checkpoint, key="model.hf_checkpoint")
         self._ref = self._load_reference() if config.trainer.use_kl_loss else None
@@ -76,6 +78,14 @@ class FsdpBackend:
         return [TensorLayout(name, self._dtype, tuple(p.shape)) for name, p in self._named.items()]
 
     def train(self, batch: Batch) -> TrainResult:
+        with self._profiler.training(batch.rollout_id):
+            return self._train(batch)
+
+    def close(self) -> None:
+        """Write what the profiler still records."""
+        self._profiler.close()
+
+    def _train(self, batch: Batch) -> TrainResult:
         started = time.monotonic()
         start_log_probs, log_probs_time_s = self._timed_scores(self._policy, batch, wanted=batch.num_steps > 1)
         ref_log_probs, ref_time_s = self._timed_scores(self._ref, batch, wanted=self._ref is not None)

@@ -49,7 +49,7 @@ def lead(context: ServiceContext, checkpoints: Checkpoints, rows: RowWriter, *, 
         )
         met = meet(config, context.run_dir, rank=0, own_store=store)
         watch = PeerWatch(met.peers, context.telemetry).start()
-        backend, release = _backend(config, met)
+        backend, release = _backend(config, met, stack)
         newest = checkpoints.newest()
         if newest is not None:
             _restore(config, backend, newest)
@@ -85,13 +85,21 @@ def _serving(context: ServiceContext, status: Status) -> Generator[rpc.SyncServe
         server.drain(1.0)
 
 
-def _backend(config: RunConfig, met: Rendezvous) -> tuple[Backend, Callable[[], None]]:
+def _backend(config: RunConfig, met: Rendezvous, stack: contextlib.ExitStack) -> tuple[Backend, Callable[[], None]]:
     """The backend that the loop sees, and what lets the other ranks go."""
     own = FsdpBackend(config, met.info)
+    stack.callback(own.close)
+    _warn_of_absent_ranks(config, met.info.world_size)
     if met.store is None or met.info.world_size == 1:
         return own, lambda: None
     everyone = Everyone(own, met.store)
     return everyone, everyone.end
+
+
+def _warn_of_absent_ranks(config: RunConfig, world_size: int) -> None:
+    absent = [rank for rank in config.trainer.profile_ranks if rank >= world_size]
+    if absent:
+        log.warning("profile_ranks_absent", ranks=absent, world_size=world_size)
 
 
 def _assemble(

@@ -19,6 +19,7 @@ KNOBS = {
     "num_steps_per_rollout": 3,
 }  # 6 x 4 = 8 x 3
 SIZES = ["--rollout-batch-size", "6", "--n-samples-per-prompt", "4"]
+PROFILE = ("--use-pytorch-profiler", "--profile-step-start", "1", "--profile-step-end", "2")
 
 
 def load(*flags: str, file: Path | None = None) -> RunConfig:
@@ -99,7 +100,10 @@ def test_all_faults_of_a_file_are_told_at_once(toml: Path) -> None:
         (["--eval-prompt-data", "name"], "pairs"),
         (["--wandb-group", "a/b"], "must not contain '/'"),
         (["--custom-rm-path", "a.b"], "exactly one reward"),
-        (["--profile-ranks", "0", "8"], "below the number of trainer ranks (1)"),
+        (["--profile-ranks", "0"], "has no effect without use_pytorch_profiler"),
+        (["--use-pytorch-profiler"], "must be a window of rollouts"),
+        ([*PROFILE, "--profile-step-end", "1"], "must be a window of rollouts"),
+        ([*PROFILE, "--profile-ranks", "8"], "below the number of trainer ranks (1)"),
         (["--name", "../x"], "run.name"),
         (["--rollout-num-gpus", "2", "--rollout-num-engines", "1"], "rollout.rollout_num_gpus"),
         (["--rm-type", "math"], "rollout.rm_type = 'math': must be 'last_number' or 'exact_match'"),
@@ -143,10 +147,10 @@ def test_miles_number_of_devices_gives_the_engines() -> None:
     assert load(*SIZES, "--rollout-num-gpus", "3").rollout.rollout_num_engines == 3
 
 
-@pytest.mark.parametrize(("flags", "ranks"), [([], ()), (["0"], (0,)), (["0", "2", "1"], (0, 2, 1))])
+@pytest.mark.parametrize(("flags", "ranks"), [([], ()), (["0"], (0,)), (["0", "8"], (0, 8))])
 def test_profile_ranks_are_a_list(flags: list[str], ranks: tuple[int, ...]) -> None:
     given = ["--profile-ranks", *flags] if flags else []
-    config = load(*SIZES, "--trainer-num-ranks", "3", *given)
+    config = load(*SIZES, *PROFILE, *given)
     assert config.trainer.profile_ranks == ranks
 
 
@@ -158,7 +162,8 @@ def test_what_follows_from_other_fields_is_filled_in() -> None:
 
 def test_a_resolved_run_is_read_back_equal(tmp_path: Path) -> None:
     config = load(
-        *SIZES, "--rollout-num-gpus", "2", "--profile-ranks", "0", "--rollout-stop", "a\nb", 'q"', "--name", "x.y-z",
+        *SIZES, *PROFILE, "--profile-ranks", "0",
+        "--rollout-num-gpus", "2", "--rollout-stop", "a\nb", 'q"', "--name", "x.y-z",
         "--eval-prompt-data", "dev", "dev.jsonl", "--host", "::1", "--lr", "1e-7",
     )  # fmt: skip
     file = tmp_path / "config.toml"
