@@ -74,7 +74,7 @@ $(READY_PROTO): constraints-proto.txt
 
 bench: setup sglang ## Run the benchmarks, beside SGLang where that makes sense
 	@ls benchmarks/*.py >/dev/null 2>&1 || { echo "There are no benchmarks yet." >&2; exit 1; }
-	@for bench in benchmarks/*.py; do echo "== $$bench"; $(BIN)/python $$bench $(ARGS) || exit 1; done
+	@for bench in $$(grep -l __main__ benchmarks/*.py); do echo "== $$bench"; $(BIN)/python $$bench $(ARGS) || exit 1; done
 
 clean: ## Remove the environments, caches and build results; runs/ stays
 	rm -rf $(VENV) $(VENV_PROTO) $(VENV_SGLANG) build dist .pytest_cache .ruff_cache .import_linter_cache .grimp_cache
