@@ -62,6 +62,7 @@ class Policy(nn.Module):
 
 def load_lm(folder: str, *, key: str) -> nn.Module:
     """The causal LM of a folder, float32, evaluation mode. Raises ConfigError naming the key."""
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -69,12 +70,22 @@ def load_lm(folder: str, *, key: str) -> nn.Module:
     if not (Path(folder) / "config.json").is_file():
         raise ConfigError([Problem(key, folder, "must be a folder with a config.json of a transformers causal LM")])
     try:
-        lm = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+        lm, loaded = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         rule = f"must be a transformers causal LM with safetensors weights: {error}"
-        raise ConfigError([Problem(key, folder, rule)]) from error
+        raise ConfigError([Problem(key, folder, rule, "Is the download or copy complete?")]) from error
+    mismatched = {name if isinstance(name, str) else name[0] for name in loaded["mismatched_keys"]}
+    absent = sorted({*loaded["missing_keys"], *mismatched})
+    if absent:  # transformers fills them with random numbers
+        rule = f"lacks {len(absent)} of the model's weights, or has them in another shape: {', '.join(absent[:3])}"
+        raise ConfigError([Problem(key, folder, rule, "Is the download or copy complete?")])
     return lm.eval()
 
 
