@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from furlong.process import ExitCode, StopSignal, die_with_parent
+from tests.processes import left_after
 
 LIMIT_S = 20.0
 
@@ -67,8 +68,7 @@ def test_a_leashed_child_dies_when_its_parent_is_killed() -> None:
     child = psutil.Process(int(line(parent)))
     parent.kill()
     parent.wait(LIMIT_S)
-    gone, alive = psutil.wait_procs([child], timeout=2.0)
-    assert gone and not alive
+    assert left_after([child], within_s=2.0) == []
 
 
 def test_a_child_whose_parent_is_gone_already_ends_at_once() -> None:

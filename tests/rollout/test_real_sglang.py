@@ -12,6 +12,7 @@ import pytest
 
 from furlong import addresses
 from furlong.config import RunConfig, to_toml
+from tests.processes import left_after
 from tests.rollout.engine.tiny_model import make_checkpoint
 from tests.rollout.trainer_side import TrainerSide, weights_of
 from tests.rollout.world import make_config, rollout_of, router_of, write_lines
@@ -80,5 +81,4 @@ def test_sglang_dies_with_a_killed_rollout_service(tmp_path: Path) -> None:
     finally:
         service.send_signal(signal.SIGKILL)
         service.wait(10)
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+    assert left_after(family, within_s=10) == []

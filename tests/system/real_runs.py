@@ -14,6 +14,7 @@ import psutil
 from furlong.launch.checkpoints import newest_checkpoint
 from furlong.launch.rows import Row, read_rows
 from furlong.rundir import RunDir
+from tests.processes import left_after
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = Path(__file__).with_name("small.toml")
@@ -88,11 +89,8 @@ class Up:
             raise AssertionError(f"it still ran after {limit_s} s:\n{self.told()}") from None
 
     def left_running(self, *, within_s: float) -> list[str]:
-        """Command lines of processes that were seen below it and still run after a limit."""
-        deadline = time.monotonic() + within_s
-        while (left := [p for p in self.seen.values() if runs(p)]) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return [" ".join(process.cmdline()) for process in left if runs(process)]
+        """The processes that were seen below it and still run after a limit."""
+        return [str(process) for process in left_after(self.seen.values(), within_s=within_s)]
 
     def kill(self) -> None:
         """End it at once, whatever it does; what is below it dies with it."""
@@ -112,14 +110,6 @@ def small_config(root: Path) -> Path:
     path = root / "small.toml"
     path.write_text(CONFIG.read_text().replace('"EVAL"', f'"{root}/eval.jsonl"'))
     return path
-
-
-def runs(process: psutil.Process) -> bool:
-    """Whether it is alive, not a zombie and not a later process of the same pid."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def values(run_dir: RunDir) -> dict[tuple[str, int], dict[str, float | str]]:
