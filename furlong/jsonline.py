@@ -98,11 +98,6 @@ def clip(text: str, secrets: Secrets = NO_SECRETS) -> str:
     return f"{whole[:MAX_TEXT_CHARS]}...[{len(whole) - MAX_TEXT_CHARS} more characters]"
 
 
-def to_json_value(value: object, secrets: Secrets = NO_SECRETS) -> object:
-    """The value as something JSON can hold. May raise what a value's own methods raise."""
-    return _clean(value, secrets, MAX_DEPTH, ())
-
-
 def _quickly_clean(fields: Mapping[str, object], secrets: Secrets) -> dict[str, object]:
     """The common types without a call each; everything else through `_clean`."""
     clean: dict[str, object] = {}

@@ -3,7 +3,6 @@
 Internal calls never go through a proxy, whatever the environment says. Every call is given a deadline (`timeout=`).
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -174,8 +173,3 @@ def wait_serving(address: str, service: str, *, timeout_s: float, poll_s: float 
         if time.monotonic() > deadline:
             raise NotReachable(f"{service} at {address} was not SERVING within {timeout_s:g} s")
         time.sleep(poll_s)
-
-
-async def aio_wait_serving(address: str, service: str, *, timeout_s: float) -> None:
-    """`wait_serving` without blocking the event loop."""
-    await asyncio.to_thread(wait_serving, address, service, timeout_s=timeout_s)

@@ -123,11 +123,11 @@ async def test_nobody_there_is_not_serving_and_waiting_says_so() -> None:
         address = f"127.0.0.1:{held.getsockname()[1]}"
         assert not await asyncio.to_thread(rpc.is_serving, address, NAME, timeout_s=0.5)
         with pytest.raises(NotReachable, match=f"{NAME} at {address} was not SERVING within 0.3 s"):
-            await rpc.aio_wait_serving(address, NAME, timeout_s=0.3)
+            await asyncio.to_thread(rpc.wait_serving, address, NAME, timeout_s=0.3)
 
 
 async def test_waiting_ends_once_it_serves(server: rpc.Server) -> None:
-    waiting = asyncio.create_task(rpc.aio_wait_serving(server.address, NAME, timeout_s=LIMIT_S))
+    waiting = asyncio.create_task(asyncio.to_thread(rpc.wait_serving, server.address, NAME, timeout_s=LIMIT_S))
     await server.set_serving(serving=True)
     await waiting
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.rollout.engine.errors import field_error, semantic_error, validation_error
+from services.rollout.engine.errors import field_error, semantic_error
 from services.rollout.engine.noise import mix, sample_seed
 from services.rollout.engine.sample import LogprobOptions, Sample
 from services.rollout.engine.sampling_params import SamplingParams, parse_sampling_params
@@ -260,12 +260,3 @@ def _boolean(body: Json, name: str) -> bool:
     if value is not None and not isinstance(value, bool):
         raise field_error(("body", name), "bool_type", "Input should be a valid boolean", value)
     return bool(value)
-
-
-def body_object(body: object) -> dict[str, Any]:
-    """Return the body as an object, or refuse it."""
-    if not isinstance(body, dict):
-        raise validation_error(
-            "1 validation error:\n  {'type': 'dict_type', 'loc': ('body',), 'msg': 'Input should be an object'}"
-        )
-    return body
