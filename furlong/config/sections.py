@@ -69,6 +69,8 @@ class RunSection(Section):
     """Seconds that the run may take to finish its iteration, save and stop after the first Ctrl-C."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The lowest level that is logged."""
+    log_format: Literal["text", "json"] = "text"
+    """Form of the trainer's row and of alerts on stdout: text for people, json for one object a line."""
 
 
 class ModelSection(Section):
@@ -317,6 +319,48 @@ class MetricsSection(Section):
     """Folder for wandb's files. Empty: the run directory."""
     wandb_init_timeout_s: Positive = 30.0
     """Seconds that wandb may take to start; training never waits for it."""
+    use_tensorboard: bool = False
+    """Write the rows as TensorBoard event files."""
+    metrics_tensorboard_dir: str = ""
+    """Folder of the event files, one folder a run below it. Empty: tensorboard/ in the run directory."""
+    mlflow_tracking_uri: str = ""
+    """Hand the rows to the MLflow server there. User, password and token come from MLflow's own environment variables."""
+    mlflow_experiment: str = ""
+    """MLflow experiment. Empty: furlong."""
+    statsd_addr: str = ""
+    """HOST:PORT of a statsd daemon that gets the rows as gauges."""
+    statsd_prefix: str = "furlong"
+    """First part of the names in statsd."""
+    otlp_endpoint: str = ""
+    """Base URL of an OpenTelemetry collector (OTLP over HTTP) that gets rows as metrics and log lines as logs. Headers
+    come from OTEL_EXPORTER_OTLP_HEADERS."""
+    metrics_webhook: str = ""
+    """URL that gets every row as JSON by POST."""
+    metrics_sink: tuple[str, ...] = ()
+    """Sinks of your own, as `pkg.mod.Class`: init, write rows, flush, close."""
+    tail: tuple[str, ...] = ()
+    """Log files of other programs to follow, as paths or globs."""
+    scrape: tuple[str, ...] = ()
+    """Prometheus endpoints of engines to read, as URLs."""
+    scrape_interval_s: Positive = 10.0
+    """Seconds between two readings of an endpoint, and between two rows of engine metrics."""
+    metrics_retention_days: NonNegative = 0.0
+    """Days that log lines and rows are kept. 0: for ever."""
+    metrics_retention_bytes: Annotated[int, Field(ge=0)] = 10 * 1024 * 1024 * 1024
+    """Size of the durable log above which the oldest records are removed. 0: no limit."""
+    metrics_min_free_bytes: Annotated[int, Field(ge=0)] = 64 * 1024 * 1024
+    """Free bytes of the disk below which producers are told to hold their records."""
+    alert_rules: str = ""
+    """TOML file with alert rules of your own, and other thresholds for the built-in ones."""
+    disable_alerts: tuple[str, ...] = ()
+    """Names of alert rules that are not watched."""
+    halt_on: tuple[str, ...] = ()
+    """Names of alert rules that stop the run when they fire."""
+    alert_webhook: str = ""
+    """URL that gets every alert as JSON by POST."""
+    alert_slack_webhook_file: str = ""
+    """File that holds the URL of a Slack webhook that gets every alert. The variable FURLONG_SLACK_WEBHOOK_URL does the
+    same."""
 
 
 class RunConfig(Section):

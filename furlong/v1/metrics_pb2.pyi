@@ -1,4 +1,5 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -61,13 +62,61 @@ class GetMetricsStatusResponse(_message.Message):
     def __init__(self, num_records: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_refused: _Optional[int] = ..., sinks: _Optional[_Iterable[_Union[SinkStatus, _Mapping]]] = ...) -> None: ...
 
 class SinkStatus(_message.Message):
-    __slots__ = ("name", "state", "num_rows_behind", "last_error")
+    __slots__ = ("name", "state", "num_rows_behind", "last_error", "seconds_behind", "num_rows_refused")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_BEHIND_FIELD_NUMBER: _ClassVar[int]
     LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_BEHIND_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_REFUSED_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: str
     num_rows_behind: int
     last_error: str
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., num_rows_behind: _Optional[int] = ..., last_error: _Optional[str] = ...) -> None: ...
+    seconds_behind: float
+    num_rows_refused: int
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., num_rows_behind: _Optional[int] = ..., last_error: _Optional[str] = ..., seconds_behind: _Optional[float] = ..., num_rows_refused: _Optional[int] = ...) -> None: ...
+
+class WatchAlertsRequest(_message.Message):
+    __slots__ = ("run", "after_id")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    AFTER_ID_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    after_id: int
+    def __init__(self, run: _Optional[str] = ..., after_id: _Optional[int] = ...) -> None: ...
+
+class Alert(_message.Message):
+    __slots__ = ("id", "run", "rule", "state", "severity", "axis", "step", "summary", "remedy", "evidence", "at_us", "halt")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[Alert.State]
+        FIRING: _ClassVar[Alert.State]
+        RESOLVED: _ClassVar[Alert.State]
+    STATE_UNSPECIFIED: Alert.State
+    FIRING: Alert.State
+    RESOLVED: Alert.State
+    ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SEVERITY_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    AT_US_FIELD_NUMBER: _ClassVar[int]
+    HALT_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    run: str
+    rule: str
+    state: Alert.State
+    severity: str
+    axis: str
+    step: int
+    summary: str
+    remedy: str
+    evidence: str
+    at_us: int
+    halt: bool
+    def __init__(self, id: _Optional[int] = ..., run: _Optional[str] = ..., rule: _Optional[str] = ..., state: _Optional[_Union[Alert.State, str]] = ..., severity: _Optional[str] = ..., axis: _Optional[str] = ..., step: _Optional[int] = ..., summary: _Optional[str] = ..., remedy: _Optional[str] = ..., evidence: _Optional[str] = ..., at_us: _Optional[int] = ..., halt: bool = ...) -> None: ...

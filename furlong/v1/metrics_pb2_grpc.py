@@ -50,6 +50,11 @@ class MetricsStub(object):
                 request_serializer=furlong_dot_v1_dot_metrics__pb2.GetMetricsStatusRequest.SerializeToString,
                 response_deserializer=furlong_dot_v1_dot_metrics__pb2.GetMetricsStatusResponse.FromString,
                 _registered_method=True)
+        self.WatchAlerts = channel.unary_stream(
+                '/furlong.v1.Metrics/WatchAlerts',
+                request_serializer=furlong_dot_v1_dot_metrics__pb2.WatchAlertsRequest.SerializeToString,
+                response_deserializer=furlong_dot_v1_dot_metrics__pb2.Alert.FromString,
+                _registered_method=True)
 
 
 class MetricsServicer(object):
@@ -79,6 +84,14 @@ class MetricsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchAlerts(self, request, context):
+        """The alerts of a run: first those that fire now and are younger than the caller's start, then each change as it
+        comes. The stream stays open until the caller or the service ends it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MetricsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +109,11 @@ def add_MetricsServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=furlong_dot_v1_dot_metrics__pb2.GetMetricsStatusRequest.FromString,
                     response_serializer=furlong_dot_v1_dot_metrics__pb2.GetMetricsStatusResponse.SerializeToString,
+            ),
+            'WatchAlerts': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchAlerts,
+                    request_deserializer=furlong_dot_v1_dot_metrics__pb2.WatchAlertsRequest.FromString,
+                    response_serializer=furlong_dot_v1_dot_metrics__pb2.Alert.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -180,6 +198,33 @@ class Metrics(object):
             '/furlong.v1.Metrics/GetStatus',
             furlong_dot_v1_dot_metrics__pb2.GetMetricsStatusRequest.SerializeToString,
             furlong_dot_v1_dot_metrics__pb2.GetMetricsStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchAlerts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/furlong.v1.Metrics/WatchAlerts',
+            furlong_dot_v1_dot_metrics__pb2.WatchAlertsRequest.SerializeToString,
+            furlong_dot_v1_dot_metrics__pb2.Alert.FromString,
             options,
             channel_credentials,
             insecure,

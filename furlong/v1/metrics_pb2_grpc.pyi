@@ -43,6 +43,14 @@ class MetricsStub:
     ]
     """What the service holds and how its sinks are."""
 
+    WatchAlerts: grpc.UnaryStreamMultiCallable[
+        furlong.v1.metrics_pb2.WatchAlertsRequest,
+        furlong.v1.metrics_pb2.Alert,
+    ]
+    """The alerts of a run: first those that fire now and are younger than the caller's start, then each change as it
+    comes. The stream stays open until the caller or the service ends it.
+    """
+
 class MetricsAsyncStub:
     """Takes in records and says what became of them."""
 
@@ -67,6 +75,14 @@ class MetricsAsyncStub:
         furlong.v1.metrics_pb2.GetMetricsStatusResponse,
     ]
     """What the service holds and how its sinks are."""
+
+    WatchAlerts: grpc.aio.UnaryStreamMultiCallable[
+        furlong.v1.metrics_pb2.WatchAlertsRequest,
+        furlong.v1.metrics_pb2.Alert,
+    ]
+    """The alerts of a run: first those that fire now and are younger than the caller's start, then each change as it
+    comes. The stream stays open until the caller or the service ends it.
+    """
 
 class MetricsServicer(metaclass=abc.ABCMeta):
     """Takes in records and says what became of them."""
@@ -98,5 +114,15 @@ class MetricsServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[furlong.v1.metrics_pb2.GetMetricsStatusResponse, collections.abc.Awaitable[furlong.v1.metrics_pb2.GetMetricsStatusResponse]]:
         """What the service holds and how its sinks are."""
+
+    @abc.abstractmethod
+    def WatchAlerts(
+        self,
+        request: furlong.v1.metrics_pb2.WatchAlertsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[furlong.v1.metrics_pb2.Alert], collections.abc.AsyncIterator[furlong.v1.metrics_pb2.Alert]]:
+        """The alerts of a run: first those that fire now and are younger than the caller's start, then each change as it
+        comes. The stream stays open until the caller or the service ends it.
+        """
 
 def add_MetricsServicer_to_server(servicer: MetricsServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
