@@ -72,7 +72,7 @@ class Last:
 class Histogram:
     """How numbers are spread: counts[i] of them lie from edges[i] up to, not with, edges[i + 1]; the last bin has both.
 
-    Parts with equal edges add up. Raises ValueError when edges do not ascend, a count is negative, or lengths do not fit.
+    Parts with equal edges add up. Raises ValueError when edges do not ascend, a count is negative or one is missing.
     """
 
     edges: tuple[Number, ...]
@@ -201,15 +201,24 @@ def decode_value(encoded: object) -> Value:
     if isinstance(kind, str) and kind in _KINDS and len(rest) == 1:
         return _KINDS[kind](decode_number(rest[0]))
     lists = [entry for entry in rest[:2] if isinstance(entry, list)]
-    if kind == "histogram" and len(lists) == 2 and len(rest) <= 3:
-        edges, counts = (tuple(map(decode_number, entries)) for entries in lists)
-        return Histogram(edges, counts, int(decode_number(rest[2])) if rest[2:] else 0)
-    if kind == "table" and len(lists) == 2 and len(rest) <= 3 and all(isinstance(row, list) for row in lists[1]):
-        return Table(tuple(lists[0]), tuple(map(tuple, lists[1])), cut=bool(rest[2:] and rest[2]))
+    if kind in ("histogram", "table") and len(lists) == 2 and len(rest) <= 3:
+        return _decode_lists(kind, lists[0], lists[1], rest[2:])
     kinds = (
         f"['mean', sum, count], [{'|'.join(_KINDS)}, number], ['histogram', edges, counts] or ['table', columns, rows]"
     )
     raise ValueError(f"a value must be {kinds}, got {encoded!r:.100}")
+
+
+def _decode_lists(kind: str, first: list[object], second: list[object], more: list[object]) -> Value:
+    try:
+        if kind == "histogram":
+            edges, counts = (tuple(map(decode_number, numbers)) for numbers in (first, second))
+            return Histogram(edges, counts, int(decode_number(more[0])) if more else 0)
+        if not all(isinstance(row, list) for row in second):
+            raise ValueError(f"the rows of a table must be lists, got {second!r:.100}")
+        return Table(tuple(first), tuple(map(tuple, second)), cut=bool(more and more[0]))  # type: ignore[arg-type]
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"no {kind}: {error}") from error
 
 
 def decode_loose(given: object) -> Value | None:
