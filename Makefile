@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_PROTO ?= .venv-proto
 VENV_SGLANG ?= .venv-sglang
+VENV_TOOLS := .venv-tools
+TOOLS := .tools
 BIN := $(VENV)/bin
 # More arguments for the tool behind a target: make test ARGS="-k router -x"
 ARGS ?=
@@ -12,9 +14,10 @@ ARGS ?=
 READY := $(VENV)/.ready
 READY_PROTO := $(VENV_PROTO)/.ready
 READY_SGLANG := $(VENV_SGLANG)/.ready
+READY_TOOLS := $(TOOLS)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sglang demo test test-all check format proto bench clean
+.PHONY: help setup sglang tools demo test test-all check format proto bench clean
 
 help: ## Show this list
 	@echo "make TARGET, where TARGET is"
@@ -40,17 +43,22 @@ $(READY_SGLANG): deploy/sglang-cpu/constraints.txt | $(READY)
 	$(VENV_SGLANG)/bin/python -m pip install --quiet --no-deps --requirement $<
 	@touch $@
 
+tools: $(READY_TOOLS) ## Fetch real Prometheus, statsd, MLflow, TensorBoard and rsyslog for tests; what cannot be had is named
+
+$(READY_TOOLS): deploy/tools/make_tools.py deploy/tools/requirements.txt
+	@$(PYTHON) deploy/tools/make_tools.py --root $(TOOLS) --venv $(VENV_TOOLS)
+
 demo: setup ## Train the arithmetic example: four services on this machine, each time in a new run folder
 	@number=1; while [ -e runs/arithmetic-$$number ]; do number=$$((number + 1)); done; \
 	exec $(BIN)/furlong up --config examples/arithmetic/config.toml --run-dir runs/arithmetic-$$number $(ARGS)
 
-test: setup ## Run the tests that need neither a GPU, nor SGLang, nor patience
-	$(BIN)/python -m pytest -m "not slow and not sglang and not gpu" $(ARGS)
+test: setup ## Run the tests that need neither a GPU, nor SGLang, nor tools, nor patience
+	$(BIN)/python -m pytest -m "not slow and not sglang and not tools and not gpu" $(ARGS)
 
 # Where tests and benchmarks look for SGLang; tests/sglang_environment.py says what else they take.
 test-all bench: export FURLONG_TEST_SGLANG_PYTHON ?= $(abspath $(VENV_SGLANG))/bin/python
 
-test-all: setup sglang ## Run every test that this machine can run
+test-all: setup sglang tools ## Run every test that this machine can run
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
 
 check: setup $(READY_PROTO) ## Format, lint, types, import rules, freshness of the generated code
@@ -72,10 +80,10 @@ $(READY_PROTO): constraints-proto.txt
 	$(VENV_PROTO)/bin/python -m pip install --quiet --requirement constraints-proto.txt
 	@touch $@
 
-bench: setup sglang ## Run the benchmarks, beside SGLang where that makes sense
+bench: setup sglang tools ## Run the benchmarks, beside SGLang where that makes sense
 	@ls benchmarks/*.py >/dev/null 2>&1 || { echo "There are no benchmarks yet." >&2; exit 1; }
 	@for bench in $$(grep -l __main__ benchmarks/*.py); do echo "== $$bench"; $(BIN)/python $$bench $(ARGS) || exit 1; done
 
 clean: ## Remove the environments, caches and build results; runs/ stays
-	rm -rf $(VENV) $(VENV_PROTO) $(VENV_SGLANG) build dist .pytest_cache .ruff_cache .import_linter_cache .grimp_cache
+	rm -rf $(VENV) $(VENV_PROTO) $(VENV_SGLANG) $(VENV_TOOLS) $(TOOLS) build dist .pytest_cache .ruff_cache .import_linter_cache .grimp_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

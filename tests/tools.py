@@ -1,0 +1,61 @@
+"""Where tests and benchmarks find the real programs that `make tools` fetches, and how they are started."""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = ROOT / ".tools"
+VENV = ROOT / ".venv-tools"
+APT = TOOLS / "apt"
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A program that is there."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    """Whole, for the process."""
+
+
+def find(name: str) -> Tool | None:
+    """`prometheus`, `rsyslog`, `statsd`, `mlflow` or `tensorboard`. None: it is not here."""
+    command = _commands()[name]
+    if not all(shutil.which(part) or Path(part).exists() for part in command[:2] if not part.startswith("-")):
+        return None
+    libraries = ":".join(str(path) for path in sorted(APT.glob("usr/lib/*-linux-gnu*")))
+    more = {"LD_LIBRARY_PATH": libraries} if name in ("prometheus", "rsyslog") else {}
+    return Tool(tuple(command), {**os.environ, **more})
+
+
+def need(name: str) -> Tool:
+    """The same; skips the test, saying why, when it is not here."""
+    tool = find(name)
+    if tool is None:
+        pytest.skip(f"no {name}: {why_missing(name)}")
+    return tool
+
+
+def why_missing(name: str) -> str:
+    """In words."""
+    try:
+        reasons = json.loads((TOOLS / "missing.json").read_text())
+    except (OSError, ValueError):
+        reasons = {}
+    return str(reasons.get(name, "`make tools` fetches it"))
+
+
+def _commands() -> dict[str, list[str]]:
+    modules = next(iter(APT.glob("usr/lib/*-linux-gnu*/rsyslog")), APT / "usr/lib/rsyslog")
+    return {
+        "prometheus": [str(APT / "usr/bin/prometheus")],
+        "rsyslog": [str(APT / "usr/sbin/rsyslogd"), f"-M{modules}"],
+        "statsd": ["node", str(TOOLS / "statsd/node_modules/statsd/stats.js")],
+        "mlflow": [str(VENV / "bin/mlflow")],
+        "tensorboard": [str(VENV / "bin/tensorboard")],
+    }
