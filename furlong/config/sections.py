@@ -295,6 +295,8 @@ class MetricsSection(Section):
 
     metrics_port: Port = 0
     """HTTP port. 0: a free one."""
+    metrics_grpc_port: Port = 0
+    """gRPC port. 0: a free one."""
     metrics_addr: str = ""
     """gRPC address of a metrics service that runs elsewhere. Empty: found in the run directory."""
     metrics_row_timeout_s: Positive = 30.0

@@ -1,17 +1,12 @@
 """HTTP for people and probes: /healthz, /readyz, /api/status, /api/rows. Reads only."""
 
 import asyncio
-import contextlib
-import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 
-import uvicorn
 from fastapi import FastAPI, Query, Response
 from google.protobuf.json_format import MessageToDict
 
-from furlong.addresses import join_host_port
 from furlong.records import AXES
-from furlong.rpc import PortTaken
 from furlong.v1.metrics_pb2 import GetMetricsStatusResponse
 from services.metrics.rows import RowReader
 from services.metrics.writer import Writer
@@ -64,41 +59,3 @@ def make_app(
         return Response(b"[" + b",\n".join(found) + b"]", media_type=_JSON)
 
     return app
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """Signals are the service's."""
-        yield
-
-
-@contextlib.asynccontextmanager
-async def serve_http(app: FastAPI, *, host: str, port: int) -> AsyncGenerator[str]:
-    """Serve while entered; the base address. Raises PortTaken."""
-    listener = _listen(host, port)
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2, ws="none"
-    )
-    server = _Server(config)
-    task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
-    try:
-        yield f"http://{join_host_port(host, listener.getsockname()[1])}"
-    finally:
-        server.should_exit = True
-        await asyncio.wait({task}, timeout=3.0)
-        task.cancel()
-        listener.close()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host.strip("[]"), port))
-    except OSError as error:
-        listener.close()
-        address = join_host_port(host, port)
-        raise PortTaken(f"cannot listen on {address}: {error.strerror}. Port 0 finds a free one.") from error
-    return listener

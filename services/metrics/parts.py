@@ -1,0 +1,197 @@
+"""What the metrics service is made of, started in order and stopped in the opposite one.
+
+A part is an async context manager that is given the `Parts` before it and works while it is entered; `running` is the
+one place that names them all. What takes records in is entered last and left first, sinks the other way round.
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from furlong import addresses, logs, rpc
+from furlong.config import ConfigError
+from furlong.config.errors import Problem
+from furlong.process import ExitCode
+from furlong.service import ServiceContext
+from furlong.v1 import metrics_pb2_grpc
+from services.metrics.collector import collect_for_ever
+from services.metrics.http.app import make_app
+from services.metrics.http.server import serve_http
+from services.metrics.ingest import MetricsServicer
+from services.metrics.lock import StoreLock
+from services.metrics.rows import RowReader
+from services.metrics.sinks.jsonl import JsonlSink
+from services.metrics.sinks.sink import Sink, SinkTask
+from services.metrics.sinks.wandb_sink import WandbRun, WandbSink, choose_mode
+from services.metrics.store import NewerSchema
+from services.metrics.writer import Writer
+
+log = structlog.get_logger()
+
+SERVICE_NAME = "furlong.v1.Metrics"
+STORE_NAME = "metrics.db"
+
+
+@dataclass
+class Parts:
+    """What a part may use of the others."""
+
+    context: ServiceContext
+    path: Path
+    """The store."""
+    writer: Writer
+    reader: RowReader
+    on_rows: list[Callable[[], object]]
+    """Called in the event loop when there are new rows."""
+    sinks: list[SinkTask] = field(default_factory=list)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while the service takes records in and answers."""
+    _drain_until: float = 0.0
+
+    def begin_drain(self) -> None:
+        """From here on the run's drain budget counts."""
+        self._drain_until = time.monotonic() + max(1.0, self.context.config.run.drain_budget_s - 3.0)
+
+    def left_s(self) -> float:
+        """Seconds that a part may still take to stop."""
+        return max(1.0, self._drain_until - time.monotonic())
+
+
+@contextlib.asynccontextmanager
+async def running(context: ServiceContext) -> AsyncGenerator[Parts]:
+    """The whole service, SERVING while entered."""
+    async with contextlib.AsyncExitStack() as stack:
+        parts = await stack.enter_async_context(_store(context))
+        servicer = MetricsServicer(parts.writer, parts.reader, parts.sinks)
+        http = await stack.enter_async_context(_http(parts, servicer))
+        await stack.enter_async_context(_sinks(parts))
+        stack.push_async_callback(_hand_on_waiting, parts)
+        # Alerts, which read rows, stand here.
+        # Tailing and scraping, which submit records, stand here.
+        await stack.enter_async_context(_collector(parts))
+        await stack.enter_async_context(_grpc(parts, servicer, http))
+        parts.ready.set()
+        try:
+            yield parts
+        finally:
+            parts.ready.clear()
+            parts.begin_drain()
+
+
+@contextlib.asynccontextmanager
+async def _store(context: ServiceContext) -> AsyncGenerator[Parts]:
+    """Raises ConfigError when it is another's, or cannot be used."""
+    folder = context.run_dir.metrics_store
+    on_rows: list[Callable[[], object]] = []
+    with StoreLock(folder):
+        path = folder / STORE_NAME
+        try:
+            writer = Writer(
+                path,
+                row_timeout_s=context.config.metrics.metrics_row_timeout_s,
+                secrets=logs.secrets(),
+                on_rows=_in_loop(lambda: [act() for act in on_rows]),
+                on_death=lambda reason: context.stop.request(reason, code=ExitCode.CRASHED),
+            )
+        except (NewerSchema, OSError) as error:
+            rule = f"must hold a usable store: {error}"
+            raise ConfigError([Problem("run.run_dir", str(context.run_dir.root), rule)]) from error
+        writer.start()
+        reader = RowReader(path)
+        try:
+            yield Parts(context, path, writer, reader, on_rows)
+        finally:
+            reader.close()
+            await asyncio.to_thread(writer.close, 5.0)  # the last connection to close tidies the store's files
+
+
+@contextlib.asynccontextmanager
+async def _http(parts: Parts, servicer: MetricsServicer) -> AsyncGenerator[str]:
+    config = parts.context.config
+    app = make_app(writer=parts.writer, reader=parts.reader, status=servicer.status, is_ready=parts.ready.is_set)
+    async with serve_http(app, host=config.run.host, port=config.metrics.metrics_port) as http:
+        yield http
+
+
+@contextlib.asynccontextmanager
+async def _sinks(parts: Parts) -> AsyncGenerator[None]:
+    parts.sinks += [SinkTask(sink, parts.reader, parts.writer) for sink in _make_sinks(parts)]
+    parts.on_rows.append(lambda: [sink.notify() for sink in parts.sinks])
+    try:
+        yield
+    finally:
+        left_s = parts.left_s()
+        await asyncio.gather(*(sink.close(left_s) for sink in parts.sinks))
+
+
+async def _hand_on_waiting(parts: Parts) -> None:
+    """No more parts will come: rows that wait are handed on as they are."""
+    await asyncio.wrap_future(parts.writer.emit_waiting())
+
+
+@contextlib.asynccontextmanager
+async def _collector(parts: Parts) -> AsyncGenerator[None]:
+    collecting = asyncio.create_task(collect_for_ever(parts.context.run_dir.spool, parts.writer), name="collector")
+    parts.context.watch(collecting)
+    try:
+        yield
+    finally:
+        collecting.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _grpc(parts: Parts, servicer: MetricsServicer, http: str) -> AsyncGenerator[None]:
+    """Also publishes where the service is, and says SERVING."""
+    context = parts.context
+    server = await rpc.start_server(
+        lambda grpc_server: metrics_pb2_grpc.add_MetricsServicer_to_server(servicer, grpc_server),
+        names=[SERVICE_NAME],
+        host=context.config.run.host,
+        port=context.config.metrics.metrics_grpc_port,
+    )
+    addresses.publish(context.run_dir, context.instance, grpc=server.address, http=http)
+    await server.set_serving(serving=True)
+    try:
+        yield
+    finally:
+        await server.set_serving(serving=False)
+        await asyncio.to_thread(context.telemetry.flush, 1.0)
+        servicer.stop()
+        await server.drain(2.0)
+
+
+def _make_sinks(parts: Parts) -> list[Sink]:
+    config, run_dir = parts.context.config, parts.context.run_dir
+    sinks: list[Sink] = [JsonlSink(run_dir.metrics_rows, parts.reader)]
+    if config.metrics.use_wandb:
+        run = WandbRun(
+            folder=run_dir.metrics_store,
+            project=config.metrics.wandb_project or "furlong",
+            group=config.metrics.wandb_group,
+            team=config.metrics.wandb_team,
+            name=config.metrics.wandb_run_name or config.run.name,
+            dir=config.metrics.wandb_dir or str(run_dir.root),
+            mode=choose_mode(config.metrics.wandb_mode, os.environ),
+            init_timeout_s=config.metrics.wandb_init_timeout_s,
+            finish_timeout_s=max(2.0, config.run.drain_budget_s / 2),
+            config=config.model_dump(mode="json"),
+        )
+        sinks.append(WandbSink(run, log_path=run_dir.log("wandb").with_suffix(".log")))
+    return sinks
+
+
+def _in_loop(act: Callable[[], object]) -> Callable[[], None]:
+    """The same, called from another thread."""
+    loop = asyncio.get_running_loop()
+
+    def call() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(act)
+
+    return call
