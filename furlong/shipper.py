@@ -30,6 +30,8 @@ CONNECT_TIMEOUT_S = 3.0
 STALL_S = 5.0
 """A stream that acknowledges nothing for so long is given up."""
 MAX_BACKOFF_S = 2.0
+HEARTBEAT_S = 10.0
+"""How often a process that says nothing lets the service know that it lives."""
 
 
 @dataclass
@@ -58,6 +60,8 @@ class Shipper(threading.Thread):
         find_address: Callable[[], str | None] | None,
         take_left_over: Callable[[], list[Spool]],
         report_drops: Callable[[list[int]], None],
+        beat: Callable[[], None],
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         super().__init__(name="furlong-telemetry", daemon=True)
         self.wake = threading.Event()
@@ -70,6 +74,8 @@ class Shipper(threading.Thread):
         self.last_error = ""
         self._records, self._spool = records, spool
         self._find_address, self._take_left_over, self._report_drops = find_address, take_left_over, report_drops
+        self._beat, self._heartbeat_s = beat, heartbeat_s
+        self._beat_at = time.monotonic()
         self._left_over: list[Spool] | None = None
         self._happened: deque[Happening] = deque()
         self._stream: IngestStream | None = None
@@ -142,6 +148,7 @@ class Shipper(threading.Thread):
             self._to_disk()
         self._settle_flushes()
         self._tell_drops(now)
+        self._tell_life(now)
 
     def _take_in(self, happening: "Happening", now: float) -> None:
         from furlong.ingeststream import Acknowledged, Connected
@@ -303,6 +310,12 @@ class Shipper(threading.Thread):
             return
         self._report_drops([new - old for new, old in zip(dropped, self._reported_drops, strict=True)])
         self._reported_drops, self._reported_at = dropped, now
+
+    def _tell_life(self, now: float) -> None:
+        """Only to a service that listens: what is told late is no sign of life."""
+        if self.connected and self.close_deadline is None and now - self._beat_at >= self._heartbeat_s:
+            self._beat_at = now
+            self._beat()
 
     def _finished(self) -> bool:
         if self.close_deadline is None:

@@ -19,7 +19,7 @@ from furlong.config import RunConfig
 from furlong.jsonline import NO_SECRETS, Secrets, to_line
 from furlong.recordqueue import Priority, RecordQueue
 from furlong.rundir import RunDir
-from furlong.shipper import MAX_BATCH_RECORDS, FlushRequest, Shipper
+from furlong.shipper import HEARTBEAT_S, MAX_BATCH_RECORDS, FlushRequest, Shipper
 from furlong.spool import Spool, left_over
 
 MAX_RECORD_BYTES = 4 * 1024 * 1024 - 1024
@@ -33,6 +33,7 @@ class Stats:
     """What became of the records of this process so far."""
 
     num_taken: int
+    """Signs of life, which this process adds on its own, are records too."""
     num_acknowledged: int
     """On disk in the metrics service; left-over records of an earlier start count too."""
     num_refused: int
@@ -63,6 +64,7 @@ class Telemetry:
         spool_folder: Path,
         queue_records: int = 10_000,
         spool_bytes: int = 64 * 1024 * 1024,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self.attempt = 1
         """Counted up by the trainer at each start from a checkpoint; stands in each metrics record."""
@@ -73,6 +75,7 @@ class Telemetry:
         self._spool_folder, self._spool_bytes = spool_folder, spool_bytes
         self._queue = RecordQueue(max_records=queue_records, max_bytes=_QUEUE_BYTES)
         self._wake_at = (MAX_BATCH_RECORDS, queue_records // 2 + 1)
+        self._heartbeat_s = heartbeat_s
         self._closed = False
         self._warned: set[str] = set()
         self._started = False
@@ -178,10 +181,13 @@ class Telemetry:
     def close(self, timeout_s: float) -> bool:
         """Send what is left, at most timeout_s seconds; the rest stays in the spool. Whether all was acknowledged.
 
-        When the service is away this does not wait for it. Records after this are dropped.
+        The service is told that this process ends; who records nothing has nothing to end. When the service is away this
+        does not wait for it. Records after this are dropped.
         """
         if self._closed:
             return False
+        if self._started and self._find_address is not None:
+            self._beat(closing=True)
         request = self._request_flush()
         self._closed = True
         shipper = self._shipper
@@ -207,6 +213,8 @@ class Telemetry:
             find_address=self._find_address,
             take_left_over=lambda: left_over(self._spool_folder, instance=self._instance),
             report_drops=self._report_drops,
+            beat=self._beat,
+            heartbeat_s=self._heartbeat_s,
         )
 
     def _start(self) -> None:
@@ -269,6 +277,28 @@ class Telemetry:
             "num_metrics": dropped[Priority.METRICS],
         }
         self._put(to_line(fields, secrets=self._secrets), Priority.WARNING)
+
+    def _beat(self, *, closing: bool = False) -> None:
+        """A sign of life, or of an end that is meant: who falls silent without one is gone."""
+        stats = self.stats
+        fields: dict[str, object] = {
+            "ts": now_iso(),
+            "level": "debug",
+            "event": "heartbeat",
+            **self._identity,
+            "every_s": self._heartbeat_s,
+            "num_dropped": {
+                "logs": stats.num_dropped_logs,
+                "warnings": stats.num_dropped_warnings,
+                "metrics": stats.num_dropped_metrics,
+            },
+            "queue": stats.num_waiting,
+            "spooled_bytes": stats.spooled_bytes,
+        }
+        if closing:
+            fields["closing"] = True
+        priority = Priority.WARNING if closing else Priority.LOG  # an end that nobody hears of would look like a death
+        self._put(to_line(fields, secrets=self._secrets), priority)
 
     def _warn(self, event: str, reason: str) -> None:
         """Once an event: what cannot be sent is said, and not said at every step."""
