@@ -181,8 +181,8 @@ class Telemetry:
     def close(self, timeout_s: float) -> bool:
         """Send what is left, at most timeout_s seconds; the rest stays in the spool. Whether all was acknowledged.
 
-        The service is told that this process ends; who records nothing has nothing to end. When the service is away this
-        does not wait for it. Records after this are dropped.
+        The service is told that this process ends, if it recorded anything. A service that is away is not waited for.
+        Records after this are dropped.
         """
         if self._closed:
             return False

@@ -21,8 +21,8 @@ def service() -> Iterator[FakeMetrics]:
 
 
 def producer(folder: Path, address: str | None, **options: Any) -> Telemetry:
-    given = {"run": "r", "service": "s", "instance": "x-0", "spool_folder": folder, **options}
-    return Telemetry(find_address=lambda: address, **given)
+    options = {"run": "r", "service": "s", "instance": "x-0", "spool_folder": folder, **options}
+    return Telemetry(find_address=lambda: address, **options)
 
 
 def test_process_that_says_nothing_shows_that_it_lives(service: FakeMetrics, tmp_path: Path) -> None:
