@@ -113,7 +113,7 @@ def make_venv(folders: Folders) -> None:
         _run([sys.executable, "-m", "venv", str(folders.venv)])
     needs = Path(__file__).with_name("requirements.txt")
     _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "-r", str(needs)])
-    _run([str(python), "-c", "import mlflow.server, tensorboard.program"])
+    _run([str(python), "-c", "import mlflow.server, tensorboard.main"])
 
 
 def _own_lists(folder: Path) -> list[str]:
