@@ -78,15 +78,17 @@ class SinkStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., num_rows_behind: _Optional[int] = ..., last_error: _Optional[str] = ..., seconds_behind: _Optional[float] = ..., num_rows_refused: _Optional[int] = ...) -> None: ...
 
 class WatchAlertsRequest(_message.Message):
-    __slots__ = ("run", "after_id")
+    __slots__ = ("run", "after_id", "attempt")
     RUN_FIELD_NUMBER: _ClassVar[int]
     AFTER_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     run: str
     after_id: int
-    def __init__(self, run: _Optional[str] = ..., after_id: _Optional[int] = ...) -> None: ...
+    attempt: int
+    def __init__(self, run: _Optional[str] = ..., after_id: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Alert(_message.Message):
-    __slots__ = ("id", "run", "rule", "state", "severity", "axis", "step", "summary", "remedy", "evidence", "at_us", "halt")
+    __slots__ = ("id", "run", "rule", "state", "severity", "axis", "step", "summary", "remedy", "evidence", "at_us", "halt", "attempt", "diverged")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[Alert.State]
@@ -107,6 +109,8 @@ class Alert(_message.Message):
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     AT_US_FIELD_NUMBER: _ClassVar[int]
     HALT_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DIVERGED_FIELD_NUMBER: _ClassVar[int]
     id: int
     run: str
     rule: str
@@ -119,4 +123,6 @@ class Alert(_message.Message):
     evidence: str
     at_us: int
     halt: bool
-    def __init__(self, id: _Optional[int] = ..., run: _Optional[str] = ..., rule: _Optional[str] = ..., state: _Optional[_Union[Alert.State, str]] = ..., severity: _Optional[str] = ..., axis: _Optional[str] = ..., step: _Optional[int] = ..., summary: _Optional[str] = ..., remedy: _Optional[str] = ..., evidence: _Optional[str] = ..., at_us: _Optional[int] = ..., halt: bool = ...) -> None: ...
+    attempt: int
+    diverged: bool
+    def __init__(self, id: _Optional[int] = ..., run: _Optional[str] = ..., rule: _Optional[str] = ..., state: _Optional[_Union[Alert.State, str]] = ..., severity: _Optional[str] = ..., axis: _Optional[str] = ..., step: _Optional[int] = ..., summary: _Optional[str] = ..., remedy: _Optional[str] = ..., evidence: _Optional[str] = ..., at_us: _Optional[int] = ..., halt: bool = ..., attempt: _Optional[int] = ..., diverged: bool = ...) -> None: ...

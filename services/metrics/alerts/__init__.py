@@ -1,0 +1,1 @@
+"""Red flags: rules over rows and over what services say of themselves."""
