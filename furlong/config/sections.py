@@ -340,6 +340,8 @@ class MetricsSection(Section):
     """URL that gets every row as JSON by POST."""
     metrics_sink: tuple[str, ...] = ()
     """Sinks of your own, as `pkg.mod.Class`: init, write rows, flush, close."""
+    metrics_sink_memory_bytes: Annotated[int, Field(ge=0)] = 2 * 1024 * 1024 * 1024
+    """Memory that the process of one sink may take; beyond that it is started anew. 0: no limit."""
     tail: tuple[str, ...] = ()
     """Log files of other programs to follow, as paths or globs."""
     scrape: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """The gRPC `Metrics` service: streams in, acknowledgements out, in order, each after its commit."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import grpc
@@ -11,7 +11,7 @@ import structlog
 from furlong.v1 import metrics_pb2, metrics_pb2_grpc
 from services.metrics.intake import RecordsIn, Taken
 from services.metrics.rows import RowReader
-from services.metrics.sinks.sink import SinkTask
+from services.metrics.sinks.manager import SinkManager
 from services.metrics.writer import StoreFailed, Writer
 
 log = structlog.get_logger()
@@ -29,7 +29,7 @@ Context = grpc.aio.ServicerContext[Any, Any]  # Any: the messages are fixed by t
 class MetricsServicer(metrics_pb2_grpc.MetricsServicer):
     """Stateless but for the streams that run."""
 
-    def __init__(self, writer: Writer, reader: RowReader, sinks: Sequence[SinkTask]) -> None:
+    def __init__(self, writer: Writer, reader: RowReader, sinks: SinkManager) -> None:
         self._writer, self._reader, self._sinks = writer, reader, sinks
         self._stopping = asyncio.Event()
         self._room = _Room(MAX_WAITING_BYTES)
@@ -61,12 +61,7 @@ class MetricsServicer(metrics_pb2_grpc.MetricsServicer):
         limit_s = min(MAX_FLUSH_S, left_s - 0.1 if left_s is not None else MAX_FLUSH_S)
         await asyncio.wrap_future(self._writer.barrier())
         last = await asyncio.to_thread(self._reader.last_row_id)
-        waits = {asyncio.create_task(sink.wait_handed(last)): sink for sink in self._sinks}
-        if waits:
-            await asyncio.wait(waits, timeout=max(0.0, limit_s))
-        lagging = [sink.sink.name for task, sink in waits.items() if not task.done()]
-        for task in waits:
-            task.cancel()
+        lagging = await self._sinks.wait_handed(limit_s)
         if lagging:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"sinks that lag: {', '.join(lagging)}")
         return metrics_pb2.FlushResponse(num_rows=last)
@@ -86,12 +81,14 @@ class MetricsServicer(metrics_pb2_grpc.MetricsServicer):
             num_refused=self._writer.counts.num_refused,
             sinks=[
                 metrics_pb2.SinkStatus(
-                    name=sink.sink.name,
-                    state=sink.shown_state(),
-                    num_rows_behind=max(0, last - sink.handed),
+                    name=sink.name,
+                    state=sink.state,
+                    num_rows_behind=sink.num_rows_behind,
                     last_error=sink.last_error,
+                    seconds_behind=sink.seconds_behind,
+                    num_rows_refused=sink.num_rows_refused,
                 )
-                for sink in self._sinks
+                for sink in await self._sinks.states()
             ],
         )
 

@@ -6,7 +6,6 @@ one place that names them all. What takes records in is entered last and left fi
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -26,9 +25,8 @@ from services.metrics.http.server import serve_http
 from services.metrics.ingest import MetricsServicer
 from services.metrics.lock import StoreLock
 from services.metrics.rows import RowReader
-from services.metrics.sinks.jsonl import JsonlSink
-from services.metrics.sinks.sink import Sink, SinkTask
-from services.metrics.sinks.wandb_sink import WandbRun, WandbSink, choose_mode
+from services.metrics.sinks.flags import specs_of
+from services.metrics.sinks.manager import SinkManager
 from services.metrics.store import NewerSchema
 from services.metrics.writer import Writer
 
@@ -49,7 +47,7 @@ class Parts:
     reader: RowReader
     on_rows: list[Callable[[], object]]
     """Called in the event loop when there are new rows."""
-    sinks: list[SinkTask] = field(default_factory=list)
+    sinks: SinkManager
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the service takes records in and answers."""
     _drain_until: float = 0.0
@@ -105,7 +103,15 @@ async def _store(context: ServiceContext) -> AsyncGenerator[Parts]:
         writer.start()
         reader = RowReader(path)
         try:
-            yield Parts(context, path, writer, reader, on_rows)
+            sinks = SinkManager(
+                run_dir=context.run_dir,
+                reader=reader,
+                writer=writer,
+                config=context.config,
+                secrets=logs.secrets(),
+                own_run=context.config.run.name,
+            )
+            yield Parts(context, path, writer, reader, on_rows, sinks)
         finally:
             reader.close()
             await asyncio.to_thread(writer.close, 5.0)  # the last connection to close tidies the store's files
@@ -121,13 +127,12 @@ async def _http(parts: Parts, servicer: MetricsServicer) -> AsyncGenerator[str]:
 
 @contextlib.asynccontextmanager
 async def _sinks(parts: Parts) -> AsyncGenerator[None]:
-    parts.sinks += [SinkTask(sink, parts.reader, parts.writer) for sink in _make_sinks(parts)]
-    parts.on_rows.append(lambda: [sink.notify() for sink in parts.sinks])
+    await parts.sinks.start(specs_of(parts.context.config))
+    parts.on_rows.append(parts.sinks.notify)
     try:
         yield
     finally:
-        left_s = parts.left_s()
-        await asyncio.gather(*(sink.close(left_s) for sink in parts.sinks))
+        await parts.sinks.close(parts.left_s())
 
 
 async def _hand_on_waiting(parts: Parts) -> None:
@@ -164,26 +169,6 @@ async def _grpc(parts: Parts, servicer: MetricsServicer, http: str) -> AsyncGene
         await asyncio.to_thread(context.telemetry.flush, 1.0)
         servicer.stop()
         await server.drain(2.0)
-
-
-def _make_sinks(parts: Parts) -> list[Sink]:
-    config, run_dir = parts.context.config, parts.context.run_dir
-    sinks: list[Sink] = [JsonlSink(run_dir.metrics_rows, parts.reader)]
-    if config.metrics.use_wandb:
-        run = WandbRun(
-            folder=run_dir.metrics_store,
-            project=config.metrics.wandb_project or "furlong",
-            group=config.metrics.wandb_group,
-            team=config.metrics.wandb_team,
-            name=config.metrics.wandb_run_name or config.run.name,
-            dir=config.metrics.wandb_dir or str(run_dir.root),
-            mode=choose_mode(config.metrics.wandb_mode, os.environ),
-            init_timeout_s=config.metrics.wandb_init_timeout_s,
-            finish_timeout_s=max(2.0, config.run.drain_budget_s / 2),
-            config=config.model_dump(mode="json"),
-        )
-        sinks.append(WandbSink(run, log_path=run_dir.log("wandb").with_suffix(".log")))
-    return sinks
 
 
 def _in_loop(act: Callable[[], object]) -> Callable[[], None]:

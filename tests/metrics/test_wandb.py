@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from services.metrics.rows import Row
-from services.metrics.sinks.wandb_sink import choose_mode, point_of
+from services.metrics.sinks.flags import wandb_mode as choose_mode
+from services.metrics.sinks.wandb_sink import point_of
 from tests.metrics.running import MetricsProcess, batch, part, send, until
 from tests.metrics.wandb_file import read_runs
 

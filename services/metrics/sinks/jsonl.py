@@ -7,24 +7,30 @@ that are there already are not written again, a torn one is completed.
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import structlog
 
 from services.metrics.rows import Row, RowReader
-from services.metrics.sinks.sink import Cursor
+from services.metrics.sinks.sink import Cursor, Sink, SinkContext, option_of
 
 log = structlog.get_logger()
 
 
-class JsonlSink:
+def make(options: Mapping[str, object], context: SinkContext) -> "JsonlSink":
+    """Options: `path`, the file; metrics.jsonl in the run directory when it is not given."""
+    given = option_of(options, context, "path", str, str(context.run_dir.metrics_rows))
+    path = context.path("path", given)
+    if path.is_dir() or not path.parent.is_dir():
+        raise context.refuse("path", given, "must be a file in a folder that is there")
+    return JsonlSink(path, context.reader)
+
+
+class JsonlSink(Sink[Row]):
     """Appends to one file; no other process may."""
 
     name = "jsonl"
-    start_timeout_s = 60.0
-    write_timeout_s = 60.0
-    finish_timeout_s = 10.0
 
     def __init__(self, path: Path, reader: RowReader) -> None:
         self._path, self._reader = path, reader

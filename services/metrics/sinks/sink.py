@@ -1,22 +1,25 @@
-"""What a sink is, and the task that drives one: own cursor, own retries, own limits. A sink never slows another."""
+"""What a sink is: it takes rows (or batches of records) in order. How it is driven stands in task.py.
 
-import asyncio
-import time
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+A sink never knows of another, and never decides on retries: it raises, and is started again.
+"""
 
-import structlog
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
 
-from services.metrics.rows import Row, RowReader
-from services.metrics.writer import Writer
+from furlong.config import ConfigError
+from furlong.config.errors import Problem
+from furlong.jsonline import NO_SECRETS, Secrets
+from furlong.rundir import RunDir
+from furlong.sinks import Refused
+from services.metrics.rows import RowReader
 
-log = structlog.get_logger()
-Result = TypeVar("Result")
+__all__ = ["Cursor", "Refused", "Sink", "SinkContext", "SinkSpec", "option_of"]
 
-MAX_ROWS = 256
-MAX_BACKOFF_S = 30.0
-LAGGING_AFTER_S = 10.0
+Item = TypeVar("Item")
+Option = TypeVar("Option")
 
 
 @dataclass(frozen=True)
@@ -24,146 +27,119 @@ class Cursor:
     """How far a sink is."""
 
     row_id: int
+    """The last row (or batch) that is safe there, whatever is killed."""
     position: int = 0
     """Its own: for a file, the byte after the row."""
+    refused: tuple[Refused, ...] = ()
+    """Of one write: rows that were left out, the others were taken."""
 
 
-class Sink(Protocol):
-    """Takes rows in order. Each call has a limit; one that is passed is cancelled, and `abort` called."""
+class Sink(abc.ABC, Generic[Item]):
+    """Each call has a limit; one that is passed is cancelled, and `abort` called. Subclasses set `name` and limits."""
 
     name: str
-    start_timeout_s: float
-    write_timeout_s: float
-    finish_timeout_s: float
+    start_timeout_s: float = 60.0
+    write_timeout_s: float = 60.0
+    finish_timeout_s: float = 10.0
+    lagging_after_s: float = 10.0
+    """Seconds behind after which it is said to lag."""
+    counts_safe: bool = False
+    """Whether a row counts as taken only when it is safe, not when it was handed over."""
+    cursor_name: str = ""
+    """Under which its cursor is kept. Empty: its name."""
+    idle_after_s: float | None = None
+    """Start only when there is something to take, finish after so many seconds without. None: always started."""
+    tick_s: float | None = None
+    """How often `tick` is called while there is nothing to take. None: never."""
 
+    @abc.abstractmethod
     async def start(self, durable: Cursor) -> Cursor:
-        """Get ready; the cursor to go on from, at or after the durable one. May be called again after a failure."""
+        """Get ready; the cursor to go on from. May be called again after a failure or `finish`."""
 
-    async def write(self, rows: Sequence[Row]) -> Cursor:
-        """Take rows; up to where they are safe if the sink were killed now."""
+    @abc.abstractmethod
+    async def write(self, rows: Sequence[Item]) -> Cursor:
+        """Take rows; up to where they are safe if the sink were killed now.
 
+        Raises Refused for one row that will never be taken (all before it are taken, none after it); anything else has
+        the same rows sent again.
+        """
+
+    async def tick(self) -> Cursor | None:
+        """Look after what was taken while nothing comes; a newer cursor, if there is one."""
+        return None
+
+    @abc.abstractmethod
     async def finish(self) -> Cursor | None:
         """No more rows will come: complete what is written. The final cursor; None: as it was."""
 
+    @abc.abstractmethod
     async def abort(self) -> None:
         """Let go of everything, after a failure."""
 
 
-class SinkTask:
-    """Drives one sink until it is closed. A failure is retried with back-off, for ever."""
+@dataclass(frozen=True)
+class SinkSpec:
+    """A sink that somebody wants, by a flag or while the service runs."""
 
-    def __init__(self, sink: Sink, reader: RowReader, writer: Writer) -> None:
-        self.sink = sink
-        self.handed = 0
-        """The last row that the sink has taken."""
-        self.last_error = ""
-        self.state = "starting"
-        self._reader, self._writer = reader, writer
-        self._new_rows = asyncio.Event()
-        self._closing = asyncio.Event()
-        self._moved = asyncio.Condition()
-        self._behind_since: float | None = None
-        self._backoff_s = 0.5
-        self._task = asyncio.create_task(self._run(), name=f"sink-{sink.name}")
-
-    def notify(self) -> None:
-        """There are new rows. Event loop only."""
-        self._new_rows.set()
-        if self._behind_since is None:
-            self._behind_since = time.monotonic()
-
-    def shown_state(self) -> str:
-        """starting, healthy, lagging, failing or closed."""
-        behind = self._behind_since is not None and time.monotonic() - self._behind_since > LAGGING_AFTER_S
-        return "lagging" if self.state == "healthy" and behind else self.state
-
-    async def wait_handed(self, row_id: int) -> None:
-        """Wait until the sink has taken this row."""
-        async with self._moved:
-            await self._moved.wait_for(lambda: self.handed >= row_id)
-
-    async def close(self, timeout_s: float) -> None:
-        """Hand over what is left and finish, within timeout_s seconds; then stop whatever it does."""
-        self._closing.set()
-        self._new_rows.set()
-        await asyncio.wait({self._task}, timeout=timeout_s)
-        if not self._task.done():
-            log.warning("sink_cut_short", sink=self.sink.name, timeout_s=timeout_s)
-            self._task.cancel()
-            await asyncio.wait({self._task}, timeout=2.0)
-            await self.sink.abort()
-        self.state = "closed"
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self._drive()
-                return
-            except Exception as error:  # the top of a supervised task: whatever a sink's vendor raises
-                await self._failed(error)
-                if self._closing.is_set() and self._backoff_s > 2.0:
-                    return  # it had its chances
-                await self._pause()
-
-    async def _drive(self) -> None:
-        durable = Cursor(*self._reader.cursor(self.sink.name))
-        cursor = await _limited(self.sink.start(durable), self.sink.start_timeout_s, "start")
-        await self._advance(cursor.row_id)
-        self.state = "healthy"
-        while True:
-            self._new_rows.clear()
-            rows = await self._reader.async_after(self.handed, MAX_ROWS)
-            if rows:
-                safe = await _limited(self.sink.write(rows), self.sink.write_timeout_s, "write")
-                await self._save(safe)
-                await self._advance(rows[-1].row_id)
-                self._recovered()
-            elif self._closing.is_set():
-                final = await _limited(self.sink.finish(), self.sink.finish_timeout_s, "finish")
-                if final is not None:
-                    await self._save(final)
-                return
-            else:
-                self._behind_since = None
-                await self._new_rows.wait()
-
-    async def _save(self, cursor: Cursor) -> None:
-        await asyncio.wrap_future(self._writer.set_cursor(self.sink.name, cursor.row_id, cursor.position))
-
-    async def _advance(self, row_id: int) -> None:
-        async with self._moved:
-            self.handed = row_id
-            self._moved.notify_all()
-
-    def _recovered(self) -> None:
-        if self.last_error:
-            log.info("sink_recovered", sink=self.sink.name)
-        self.state, self.last_error, self._backoff_s = "healthy", "", 0.5
-
-    async def _failed(self, error: Exception) -> None:
-        text = f"{type(error).__name__}: {error}"
-        if text != self.last_error:  # once a cause, not at every try
-            log.warning("sink_failing", sink=self.sink.name, error=text, retry_s=self._backoff_s)
-        self.state, self.last_error = "failing", text
-        try:
-            await _limited(self.sink.abort(), 5.0, "abort")
-        except Exception as second:
-            log.warning("sink_abort_failed", sink=self.sink.name, error=repr(second))
-
-    async def _pause(self) -> None:
-        waits = asyncio.create_task(self._closing.wait())
-        limit_s = min(self._backoff_s, 0.5) if self._closing.is_set() else self._backoff_s
-        if self._closing.is_set():
-            waits.cancel()
-            await asyncio.sleep(limit_s)
-        else:
-            await asyncio.wait({waits}, timeout=limit_s)
-            waits.cancel()
-        self._backoff_s = min(MAX_BACKOFF_S, self._backoff_s * 2)
+    name: str
+    kind: str
+    options: Mapping[str, object] = field(default_factory=dict)
+    live: bool = False
+    """Added while the service runs; kept in the store."""
 
 
-async def _limited(awaitable: Awaitable[Result], limit_s: float, what: str) -> Result:
-    try:
-        return await asyncio.wait_for(awaitable, limit_s)
-    except TimeoutError as error:
-        raise TimeoutError(f"{what} took longer than {limit_s:g} s") from error
+@dataclass(frozen=True)
+class SinkContext:
+    """What a sink is made with, beside its options."""
+
+    name: str
+    """The sink's."""
+    run_dir: RunDir
+    folder: Path
+    """Its own, durable; made when it is first asked for. Removed with the sink."""
+    log_path: Path
+    """For what its process writes to stdout and stderr, if it has one."""
+    drain_budget_s: float
+    reader: RowReader
+    secrets: Secrets = NO_SECRETS
+    run: str | None = None
+    """The one run that it takes. None: all."""
+    run_config: Mapping[str, object] | None = None
+    """The resolved configuration of that run, without secrets. None: not known."""
+    live: bool = False
+    """Asked for over HTTP."""
+    memory_bytes: int = 0
+    """Limit of its process. 0: none."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def refuse(self, option: str, value: object, rule: str, remedy: str = "") -> ConfigError:
+        """The error for an option that cannot be."""
+        return ConfigError([Problem(f"sinks.{self.name}.{option}", value, rule, remedy)])
+
+    def path(self, option: str, given: str) -> Path:
+        """A path among the options. One that was asked for over HTTP must lie in the run directory."""
+        path = Path(given)
+        if not self.live:
+            return path
+        root = self.run_dir.root.resolve()
+        inside = (root / path).resolve()
+        if not inside.is_relative_to(root):
+            raise self.refuse(option, given, f"must lie in {self.run_dir.root}", "A flag may name any path.")
+        return inside
+
+
+def option_of(
+    options: Mapping[str, object], context: SinkContext, name: str, kind: type[Option], default: Option | None = None
+) -> Option:
+    """One option, of the type that it must have. Raises ConfigError; default None: it must be given."""
+    value = options.get(name, default)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if value is None:
+        raise context.refuse(name, None, "must be given", f"Add the option {name}.")
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise context.refuse(name, value, f"must be a {_WORDS.get(kind, kind.__name__)}, got {type(value).__name__}")
+    return value
+
+
+_WORDS: dict[type, str] = {str: "text", int: "whole number", float: "number", bool: "true or false"}

@@ -17,7 +17,8 @@ from pathlib import Path
 import orjson
 
 from services.metrics.rows import Row
-from services.metrics.sinks.sink import Cursor
+from services.metrics.sinks.flags import wandb_mode as choose_mode
+from services.metrics.sinks.sink import Cursor, Sink, SinkContext, option_of
 
 SAFE_AFTER_S = 30.0  # measured: wandb writes a point to its file within 18 s
 _LINE_LIMIT = 16 * 1024 * 1024
@@ -43,7 +44,24 @@ class SinkProcessFailed(Exception):
     """The process that talks to wandb failed, or said that wandb did."""
 
 
-class WandbSink:
+def make(options: Mapping[str, object], context: SinkContext) -> "WandbSink":
+    """Options: project, group, team, run_name, dir, mode, init_timeout_s."""
+    run = WandbRun(
+        folder=context.run_dir.metrics_store,
+        project=option_of(options, context, "project", str, "furlong"),
+        group=option_of(options, context, "group", str, ""),
+        team=option_of(options, context, "team", str, ""),
+        name=option_of(options, context, "run_name", str, "") or context.run or "",
+        dir=option_of(options, context, "dir", str, "") or str(context.run_dir.root),
+        mode=option_of(options, context, "mode", str, choose_mode(None, os.environ)),
+        init_timeout_s=option_of(options, context, "init_timeout_s", float, 30.0),
+        finish_timeout_s=max(2.0, context.drain_budget_s / 2),
+        config=context.run_config or {},
+    )
+    return WandbSink(run, log_path=context.log_path)
+
+
+class WandbSink(Sink[Row]):
     """Owns the process and what was handed to it."""
 
     name = "wandb"
@@ -186,10 +204,3 @@ def point_of(row: Row) -> dict[str, object]:
     if "rollout_id" in body and body["axis"] == "train/step":
         beside["train/rollout_id"] = body["rollout_id"]
     return {**values, **beside}
-
-
-def choose_mode(given: str | None, environment: Mapping[str, str]) -> str:
-    """As given, by flag or WANDB_MODE; else online when there is a key, else offline."""
-    if given or environment.get("WANDB_MODE") in ("online", "offline", "disabled"):
-        return given or environment["WANDB_MODE"]
-    return "online" if environment.get("WANDB_API_KEY") or environment.get("WANDB_API_KEY_FILE") else "offline"

@@ -1,0 +1,322 @@
+"""All sinks of the service: those of flags, those added while it runs, and one a run where the kind wants that.
+
+Event loop only. Owns the table `sinks` of the store and the folders that sinks keep their own state in.
+"""
+
+import asyncio
+import hashlib
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any  # Any: sinks of rows and of batches
+
+import orjson
+import structlog
+
+from furlong.config import ConfigError, RunConfig
+from furlong.config.errors import Problem
+from furlong.jsonline import Secrets
+from furlong.rundir import RunDir
+from services.metrics.rows import RowReader
+from services.metrics.sinks.kinds import KINDS, Kind, kind_of, make_sink
+from services.metrics.sinks.sink import Cursor, Sink, SinkContext, SinkSpec
+from services.metrics.sinks.source import BatchSource, RowSource
+from services.metrics.sinks.task import SinkState, SinkTask
+from services.metrics.writer import Writer
+
+log = structlog.get_logger()
+
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+MAX_LIVE_SINKS = 64
+MAX_OPTIONS_BYTES = 64 * 1024
+LOOK_FOR_RUNS_S = 1.0
+REMOVE_TIMEOUT_S = 30.0
+
+
+class UnknownSink(KeyError):
+    """There is no sink of that name."""
+
+
+@dataclass(frozen=True)
+class ListedSink:
+    """What is known of a sink that was asked for."""
+
+    name: str
+    kind: str
+    options: Mapping[str, object]
+    live: bool
+    """Added while the service ran."""
+    tasks: tuple[SinkState, ...]
+    """One; of a kind that has one a run, one for each run seen."""
+
+
+class SinkManager:
+    """Makes, starts, lists and stops them."""
+
+    def __init__(
+        self,
+        *,
+        run_dir: RunDir,
+        reader: RowReader,
+        writer: Writer,
+        config: RunConfig,
+        secrets: Secrets,
+        own_run: str | None,
+    ) -> None:
+        """own_run: the run whose configuration is known; None: the service keeps runs of others only."""
+        self._run_dir, self._reader, self._writer = run_dir, reader, writer
+        self._config, self._secrets, self._own_run = config, secrets, own_run
+        self._specs: dict[str, SinkSpec] = {}
+        self._tasks: dict[str, dict[str | None, SinkTask[Any]]] = {}
+        self._changing = asyncio.Lock()
+        self._closed = False
+        self._looked_at = 0.0
+        self._looking: asyncio.Task[None] | None = None
+
+    async def start(self, specs: Sequence[SinkSpec]) -> None:
+        """Start those of the flags and those of the store. Raises ConfigError for a flag's."""
+        async with self._changing:
+            for spec in specs:
+                await self._begin(spec)
+            for spec in await asyncio.to_thread(self._stored):
+                if spec.name in self._specs:
+                    log.warning("sink_name_taken_by_flag", sink=spec.name)
+                    continue
+                try:
+                    await self._begin(spec)
+                except ConfigError as error:  # what it needs is gone: said, shown, and it holds up nothing
+                    self._start_task(spec, None, _Unusable(spec.name, str(error)))
+            await self._begin_runs()
+
+    async def add(self, spec: SinkSpec) -> None:
+        """Add one that survives a restart, and bring it up to date from the first row. Raises ConfigError."""
+        spec = replace(spec, live=True)
+        async with self._changing:
+            self._check_new(spec)
+            await self._begin(spec)
+            try:
+                await asyncio.wrap_future(self._writer.execute(lambda to: _insert(to, spec)))
+            except BaseException:
+                await self._end(spec.name, timeout_s=1.0, keep=False)
+                raise
+            await self._begin_runs()
+        log.info("sink_added", sink=spec.name, kind=spec.kind)
+
+    async def remove(self, name: str, *, keep_cursor: bool = False, timeout_s: float = REMOVE_TIMEOUT_S) -> None:
+        """Hand over what is there, finish, and forget it. Raises UnknownSink.
+
+        keep_cursor: added again under its name, it goes on where it was; else from the first row. One that a flag
+        names keeps it always, and comes back with the next start.
+        """
+        async with self._changing:
+            spec = self._specs.get(name)
+            if spec is None:
+                raise UnknownSink(name)
+            await self._end(name, timeout_s=timeout_s, keep=keep_cursor or not spec.live)
+            if spec.live:
+                await asyncio.wrap_future(self._writer.execute(lambda to: _delete(to, name)))
+        log.info("sink_removed", sink=name, kept_cursor=keep_cursor or not spec.live)
+
+    async def listed(self) -> list[ListedSink]:
+        """Every sink that was asked for, and how it is."""
+        listed = []
+        for name, spec in list(self._specs.items()):
+            states = [await task.status() for task in list(self._tasks.get(name, {}).values())]
+            shown = {key: self._shown(value) for key, value in spec.options.items()}
+            listed.append(ListedSink(name, spec.kind, shown, spec.live, tuple(states)))
+        return listed
+
+    async def states(self) -> list[SinkState]:
+        """Of every task."""
+        return list(await asyncio.gather(*(task.status() for task in self)))
+
+    def __iter__(self) -> Iterator[SinkTask[Any]]:
+        return iter([task for tasks in self._tasks.values() for task in tasks.values()])
+
+    def notify(self) -> None:
+        """There are new rows or batches. Costs little, whatever there is."""
+        for tasks in self._tasks.values():
+            for task in tasks.values():
+                task.notify()
+        if self._looking is None and not self._closed and any(KINDS[s.kind].per_run for s in self._specs.values()):
+            self._looking = asyncio.create_task(self._look_for_runs(), name="sinks-look-for-runs")
+
+    async def wait_handed(self, timeout_s: float) -> list[str]:
+        """Wait until every sink has taken what there is now; the names of those that have not, after the time."""
+        waits = {asyncio.create_task(self._wait_one(task)): task.sink.name for task in self}
+        if not waits:
+            return []
+        _, pending = await asyncio.wait(waits, timeout=max(0.0, timeout_s))
+        for wait in pending:
+            wait.cancel()
+        return [waits[wait] for wait in pending]
+
+    def needed(self, follows: str) -> int | None:
+        """The `rows` or `batches` after this id are still needed by a sink; None: by none."""
+        of = [
+            task
+            for name, tasks in self._tasks.items()
+            if self._kind(name).follows == follows
+            for task in tasks.values()
+        ]
+        return min((task.safe for task in of), default=None)
+
+    async def close(self, timeout_s: float) -> None:
+        """Hand over what is left everywhere, at once, within timeout_s seconds."""
+        self._closed = True
+        if self._looking is not None:
+            self._looking.cancel()
+        async with self._changing:
+            await asyncio.gather(*(task.close(timeout_s) for task in self))
+
+    # -- inside
+
+    async def _begin(self, spec: SinkSpec) -> None:
+        kind = kind_of(spec.kind, key=f"sinks.{spec.name}.kind")
+        if kind.per_run:
+            self._context(spec, self._own_run)
+            self._specs[spec.name] = spec
+            self._tasks[spec.name] = {}
+            if self._own_run is not None:
+                await self._begin_run(spec, self._own_run)
+            return
+        sink = await asyncio.to_thread(make_sink, spec.kind, spec.options, self._context(spec, None))
+        self._start_task(spec, None, sink)
+
+    async def _begin_run(self, spec: SinkSpec, run: str) -> None:
+        sink = await asyncio.to_thread(make_sink, spec.kind, spec.options, self._context(spec, run))
+        self._start_task(spec, run, sink)
+
+    def _start_task(self, spec: SinkSpec, run: str | None, sink: Sink[Any]) -> None:
+        batches = kind_of(spec.kind).follows == "batches"
+        source: Any = BatchSource(self._reader) if batches else RowSource(self._reader, run)
+        self._specs[spec.name] = spec
+        tasks = self._tasks.setdefault(spec.name, {})
+        tasks[run] = SinkTask(sink, self._reader, self._writer, source, kind=spec.kind)
+
+    async def _begin_runs(self) -> None:
+        """One sink for each run that the store knows, of kinds that want it so."""
+        specs = [spec for spec in self._specs.values() if self._kind(spec.name).per_run]
+        if not specs or self._closed:
+            return
+        known = await asyncio.to_thread(self._reader.runs) if hasattr(self._reader, "runs") else []
+        for spec in specs:
+            for run in known:
+                if run not in self._tasks[spec.name]:
+                    try:
+                        await self._begin_run(spec, run)
+                    except ConfigError as error:
+                        self._start_task(spec, run, _Unusable(self._task_name(spec, run), str(error)))
+
+    async def _look_for_runs(self) -> None:
+        """At most once a second: the first rows of a run may wait that long for its sink."""
+        try:
+            await asyncio.sleep(max(0.0, self._looked_at + LOOK_FOR_RUNS_S - time.monotonic()))
+            async with self._changing:
+                await self._begin_runs()
+        finally:
+            self._looked_at = time.monotonic()
+            self._looking = None
+
+    async def _end(self, name: str, *, timeout_s: float, keep: bool) -> None:
+        spec, tasks = self._specs.pop(name), self._tasks.pop(name, {})
+        await asyncio.gather(*(task.close(timeout_s) for task in tasks.values()))
+        if keep:
+            return
+        for run, task in tasks.items():
+            await asyncio.wrap_future(self._writer.remove_cursor(task.cursor_name))
+            await asyncio.to_thread(shutil.rmtree, self._context(spec, run).folder, ignore_errors=True)
+
+    async def _wait_one(self, task: SinkTask[Any]) -> None:
+        await task.wait_handed(await asyncio.to_thread(task.source.last_id))
+
+    def _check_new(self, spec: SinkSpec) -> None:
+        key = f"sinks.{spec.name[:128]}"
+        if not NAME.match(spec.name):
+            rule = "must be letters, digits, dot, dash and underscore, at most 128, the first a letter or digit"
+            raise ConfigError([Problem("name", spec.name[:200], rule)])
+        if spec.name in self._specs:
+            remedy = "Remove it first, or give another name."
+            raise ConfigError([Problem("name", spec.name, "is taken by another sink", remedy)])
+        kind = kind_of(spec.kind)
+        if kind.refused_live:
+            raise ConfigError(
+                [Problem("kind", spec.kind, f"cannot be added while the service runs: {kind.refused_live}")]
+            )
+        if sum(other.live for other in self._specs.values()) >= MAX_LIVE_SINKS:
+            raise ConfigError([Problem(key, spec.kind, f"is one too many: at most {MAX_LIVE_SINKS} can be added")])
+        if len(orjson.dumps(spec.options)) > MAX_OPTIONS_BYTES:
+            raise ConfigError([Problem(f"{key}.options", "...", f"must be at most {MAX_OPTIONS_BYTES} bytes of JSON")])
+
+    def _context(self, spec: SinkSpec, run: str | None) -> SinkContext:
+        name = self._task_name(spec, run)
+        own = run is not None and run == self._own_run
+        return SinkContext(
+            name=name,
+            run_dir=self._run_dir,
+            folder=self._run_dir.metrics_store / "sinks" / name,
+            log_path=self._run_dir.log("x").with_name(f"sink-{name}.log"),
+            drain_budget_s=self._config.run.drain_budget_s,
+            reader=self._reader,
+            secrets=self._secrets,
+            run=run,
+            run_config=self._config.model_dump(mode="json") if own or (self._own_run and run is None) else None,
+            live=spec.live,
+            memory_bytes=self._config.metrics.metrics_sink_memory_bytes,
+        )
+
+    def _task_name(self, spec: SinkSpec, run: str | None) -> str:
+        """The sink's name; of another run than our own, with that run's. Fit for a file's name."""
+        if run is None or run == self._own_run:
+            return spec.name
+        plain = re.sub(r"[^A-Za-z0-9._-]", "-", run)[:64]
+        mark = "" if plain == run else "-" + hashlib.blake2s(run.encode(), digest_size=4).hexdigest()
+        return f"{spec.name}--{plain}{mark}"
+
+    def _kind(self, name: str) -> Kind:
+        return KINDS[self._specs[name].kind]
+
+    def _shown(self, value: object) -> object:
+        """An option without what may be secret in it: what stands before the host or after the path of a URL."""
+        if isinstance(value, str) and "://" in value:
+            value = re.sub(r"//[^/@\s]*@", "//[redacted]@", value)
+            value = re.sub(r"\?.*$", "?[redacted]", value)
+        return self._secrets.redact_tree(value)
+
+    def _stored(self) -> list[SinkSpec]:
+        found = self._reader.live_sinks() if hasattr(self._reader, "live_sinks") else []
+        return [
+            SinkSpec(name, kind, orjson.loads(options), live=True) for name, kind, options in found if kind in KINDS
+        ]
+
+
+class _Unusable(Sink[Any]):
+    """Stands for a sink that could not be made; it says why at every try."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name, self._reason = name, reason
+
+    async def start(self, durable: Cursor) -> Cursor:
+        raise RuntimeError(self._reason)
+
+    async def write(self, rows: Sequence[Any]) -> Cursor:
+        raise RuntimeError(self._reason)
+
+    async def finish(self) -> Cursor | None:
+        return None
+
+    async def abort(self) -> None:
+        pass
+
+
+def _insert(to: Any, spec: SinkSpec) -> None:
+    to.execute(
+        "INSERT INTO sinks (name, kind, options) VALUES (?, ?, ?)",
+        (spec.name, spec.kind, orjson.dumps(spec.options).decode()),
+    )
+
+
+def _delete(to: Any, name: str) -> None:
+    to.execute("DELETE FROM sinks WHERE name = ?", (name,))

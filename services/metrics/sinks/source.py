@@ -1,0 +1,112 @@
+"""What a sink follows: rows (of all runs or one), or batches of records. Reads a bounded piece at a time.
+
+Never holds what it has read.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from services.metrics.rows import Row, RowReader
+
+Item = TypeVar("Item")
+
+MAX_ITEMS = 256
+MAX_BYTES = 8 * 1024 * 1024
+FIRST_ITEMS = 16
+"""Before it is known how large they are."""
+
+
+@dataclass(frozen=True)
+class Behind:
+    """What lies beyond a place."""
+
+    num_items: int
+    oldest_us: int
+    """When the first of them was handed on, microseconds since the epoch. 0: there is none."""
+
+
+class Source(Protocol[Item]):
+    """Items with ascending ids. Any thread."""
+
+    def after(self, item_id: int, limit: int) -> Sequence[Item]:
+        """The next ones."""
+
+    def last_id(self) -> int:
+        """The newest."""
+
+    def id_of(self, item: Item) -> int:
+        """Its place."""
+
+    def size_of(self, item: Item) -> int:
+        """Bytes in memory, about."""
+
+    def behind(self, item_id: int) -> Behind:
+        """How much lies beyond."""
+
+
+class RowSource:
+    """Rows, of one run or all."""
+
+    def __init__(self, reader: RowReader, run: str | None = None) -> None:
+        self._reader, self._run = reader, run
+
+    def after(self, item_id: int, limit: int) -> Sequence[Row]:
+        return self._reader.after(item_id, limit) if self._run is None else self._of_run(item_id, limit)
+
+    def last_id(self) -> int:
+        return self._reader.last_row_id()
+
+    def id_of(self, item: Row) -> int:
+        return item.row_id
+
+    def size_of(self, item: Row) -> int:
+        return len(item.body) + len(item.prior or b"")
+
+    def _of_run(self, item_id: int, limit: int) -> Sequence[Row]:
+        return [row for row in self._reader.after(item_id, limit) if getattr(row, "run", self._run) == self._run]
+
+    def behind(self, item_id: int) -> Behind:
+        first = self.after(item_id, 1)
+        if not first:
+            return Behind(0, 0)
+        return Behind(self.last_id() - item_id, getattr(first[0], "emitted_us", 0))
+
+
+class BatchSource:
+    """Batches of records as producers sent them, of all runs."""
+
+    def __init__(self, reader: RowReader) -> None:
+        self._reader = reader
+
+    def after(self, item_id: int, limit: int) -> Sequence[Any]:
+        return self._reader.batches_after(item_id, limit)
+
+    def last_id(self) -> int:
+        return self._reader.last_batch_id()
+
+    def id_of(self, item: Any) -> int:
+        return item.batch_id
+
+    def size_of(self, item: Any) -> int:
+        return sum(map(len, item.bodies))
+
+    def behind(self, item_id: int) -> Behind:
+        first = self.after(item_id, 1)
+        return Behind(self.last_id() - item_id, first[0].received_us) if first else Behind(0, 0)
+
+
+class Bites(Generic[Item]):
+    """Takes from a source as many items at a time as fit MAX_BYTES, going by the sizes of those before."""
+
+    def __init__(self, source: Source[Item]) -> None:
+        self.source = source
+        self._limit = FIRST_ITEMS
+
+    def after(self, item_id: int) -> Sequence[Item]:
+        """The next ones. Any thread, one at a time."""
+        items = self.source.after(item_id, self._limit)
+        if items:
+            largest = max(self.source.size_of(item) for item in items)
+            self._limit = max(1, min(MAX_ITEMS, self._limit * 2, MAX_BYTES // max(1, largest)))
+        return items

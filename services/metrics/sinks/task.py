@@ -1,0 +1,246 @@
+"""The task that drives one sink: own cursor, own retries, own limits. A sink never slows another, nor its source."""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import structlog
+
+from services.metrics.rows import RowReader
+from services.metrics.sinks.sink import Cursor, Refused, Sink
+from services.metrics.sinks.source import Bites, RowSource, Source
+from services.metrics.writer import Writer
+
+log = structlog.get_logger()
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 30.0
+MAX_ERROR_CHARS = 1_000
+MAX_TOLD_REFUSALS = 100
+CLOSING_TRIES_S = 2.0
+
+
+@dataclass(frozen=True)
+class SinkState:
+    """What a sink's task says of it."""
+
+    name: str
+    kind: str
+    state: str
+    """starting, healthy, lagging, failing or closed."""
+    num_rows_behind: int
+    seconds_behind: float
+    """Since the oldest row that it has not taken was handed on. 0: it has all."""
+    last_error: str
+    """Why it fails. Empty: it does not."""
+    num_rows_refused: int
+
+
+class SinkTask(Generic[Item]):
+    """Drives one sink until it is closed. A failure is retried with back-off and jitter, for ever."""
+
+    def __init__(
+        self,
+        sink: Sink[Item],
+        reader: RowReader,
+        writer: Writer,
+        source: Source[Item] | None = None,
+        *,
+        kind: str = "",
+    ) -> None:
+        self.sink, self.kind = sink, kind or sink.name
+        self.source: Source[Item] = source or RowSource(reader)  # type: ignore[assignment]  # the default: Item is Row
+        self.handed = 0
+        """The last row that the sink has taken."""
+        self.safe = 0
+        """The last row that is safe there."""
+        self.last_error = ""
+        self.state = "starting"
+        self.num_refused = 0
+        self._bites = Bites(self.source)
+        self._reader, self._writer = reader, writer
+        self.cursor_name = sink.cursor_name or sink.name
+        """Under which its cursor is kept."""
+        self._saved: Cursor | None = None
+        self._new_rows = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._moved = asyncio.Condition()
+        self._backoff_s = FIRST_BACKOFF_S
+        self._task = asyncio.create_task(self._run(), name=f"sink-{sink.name}")
+
+    def notify(self) -> None:
+        """There are new rows. Event loop only."""
+        self._new_rows.set()
+
+    async def status(self) -> SinkState:
+        """How it is now."""
+        place = self.safe if self.sink.counts_safe or self.state == "failing" else self.handed
+        behind = await asyncio.to_thread(self.source.behind, place)
+        seconds = max(0.0, time.time() - behind.oldest_us / 1e6) if behind.oldest_us else 0.0
+        state = self.state
+        if state == "healthy" and seconds > self.sink.lagging_after_s:
+            state = "lagging"
+        return SinkState(
+            name=self.sink.name,
+            kind=self.kind,
+            state=state,
+            num_rows_behind=behind.num_items,
+            seconds_behind=seconds,
+            last_error=self.last_error,
+            num_rows_refused=self.num_refused,
+        )
+
+    async def wait_handed(self, row_id: int) -> None:
+        """Wait until the sink has taken this row."""
+        async with self._moved:
+            await self._moved.wait_for(lambda: self.handed >= row_id)
+
+    async def close(self, timeout_s: float) -> None:
+        """Hand over what is left and finish, within timeout_s seconds; then stop whatever it does."""
+        self._closing.set()
+        self._new_rows.set()
+        await asyncio.wait({self._task}, timeout=timeout_s)
+        if not self._task.done():
+            log.warning("sink_cut_short", sink=self.sink.name, timeout_s=timeout_s)
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=2.0)
+            await self._abort()
+        self.state = "closed"
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._drive()
+                return
+            except Exception as error:  # the top of a supervised task: whatever a sink's vendor raises
+                await self._failed(error)
+                if self._closing.is_set() and self._backoff_s > CLOSING_TRIES_S:
+                    return  # it had its chances
+                await self._pause()
+
+    async def _drive(self) -> None:
+        while True:
+            self._saved = Cursor(*await asyncio.to_thread(self._reader.cursor, self.cursor_name))
+            self.handed = self.safe = self._saved.row_id  # shown as far behind as it is, also if it cannot start
+            if self.sink.idle_after_s is not None and not await self._wait_for_first():
+                return
+            cursor = await _limited(self.sink.start(self._saved), self.sink.start_timeout_s, "start")
+            await self._save(cursor)
+            await self._advance(cursor.row_id)
+            await self._feed()
+            await self._save(await _limited(self.sink.finish(), self.sink.finish_timeout_s, "finish"))
+            if self._closing.is_set():
+                return
+
+    async def _wait_for_first(self) -> bool:
+        """Whether there is something to take; False: nothing, and it closes."""
+        while True:
+            self._new_rows.clear()
+            if await asyncio.to_thread(self.source.after, self.handed, 1):
+                return True
+            if self._closing.is_set():
+                return False
+            self._recovered()
+            await self._new_rows.wait()
+
+    async def _feed(self) -> None:
+        """Hand over what comes, until it closes or has been idle for long."""
+        idle_since = time.monotonic()
+        while True:
+            self._new_rows.clear()
+            items = await asyncio.to_thread(self._bites.after, self.handed)
+            if items:
+                await self._hand(items)
+                idle_since = time.monotonic()
+            elif self._closing.is_set():
+                return
+            else:
+                self._recovered()
+                idle_s = time.monotonic() - idle_since
+                if self.sink.idle_after_s is not None and idle_s > self.sink.idle_after_s:
+                    return
+                await self._wait_for_more()
+
+    async def _hand(self, items: Sequence[Item]) -> None:
+        through = self.source.id_of(items[-1])
+        try:
+            safe = await _limited(self.sink.write(items), self.sink.write_timeout_s, "write")
+            refused: Sequence[Refused] = safe.refused
+        except Refused as one:
+            safe, refused, through = Cursor(one.row_id, self._saved.position if self._saved else 0), [one], one.row_id
+        for one in refused:
+            self._count(one)
+        await self._save(safe)
+        await self._advance(through)
+        self._recovered()
+
+    async def _wait_for_more(self) -> None:
+        limits = [limit for limit in (self.sink.tick_s, self.sink.idle_after_s) if limit is not None]
+        try:
+            await asyncio.wait_for(self._new_rows.wait(), min(limits) if limits else None)
+        except TimeoutError:
+            if self.sink.tick_s is not None:
+                await self._save(await _limited(self.sink.tick(), self.sink.write_timeout_s, "tick"))
+
+    def _count(self, refused: Refused) -> None:
+        self.num_refused += 1
+        if self.num_refused <= MAX_TOLD_REFUSALS:
+            reason = refused.reason[:MAX_ERROR_CHARS]
+            log.warning("sink_refused_row", sink=self.sink.name, row=refused.row_id, reason=reason)
+
+    async def _save(self, cursor: Cursor | None) -> None:
+        if cursor is None:
+            return
+        self.safe = cursor.row_id
+        kept = Cursor(cursor.row_id, cursor.position)
+        if kept != self._saved:
+            await asyncio.wrap_future(self._writer.set_cursor(self.cursor_name, kept.row_id, kept.position))
+            self._saved = kept
+
+    async def _advance(self, row_id: int) -> None:
+        async with self._moved:
+            self.handed = row_id
+            self._moved.notify_all()
+
+    def _recovered(self) -> None:
+        if self.last_error:
+            log.info("sink_recovered", sink=self.sink.name)
+        self.state, self.last_error, self._backoff_s = "healthy", "", FIRST_BACKOFF_S
+
+    async def _failed(self, error: Exception) -> None:
+        text = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+        if text != self.last_error:  # once a cause, not at every try
+            log.warning("sink_failing", sink=self.sink.name, error=text, retry_s=self._backoff_s)
+        self.state, self.last_error = "failing", text
+        await self._abort()
+
+    async def _abort(self) -> None:
+        try:
+            await _limited(self.sink.abort(), 5.0, "abort")
+        except Exception as second:  # whatever a sink's vendor raises
+            log.warning("sink_abort_failed", sink=self.sink.name, error=repr(second)[:MAX_ERROR_CHARS])
+
+    async def _pause(self) -> None:
+        """Until the next try; a close ends it early, and is then tried a few times in quick succession."""
+        limit_s = self._backoff_s * random.uniform(0.5, 1.0)  # sinks of many services do not come back all at once
+        self._backoff_s = min(MAX_BACKOFF_S, self._backoff_s * 2)
+        if self._closing.is_set():
+            await asyncio.sleep(min(limit_s, FIRST_BACKOFF_S))
+            return
+        try:
+            await asyncio.wait_for(self._closing.wait(), limit_s)
+        except TimeoutError:
+            return
+        self._backoff_s = FIRST_BACKOFF_S  # it closes: a few tries more
+
+
+async def _limited(awaitable: Awaitable[Result], limit_s: float, what: str) -> Result:
+    try:
+        return await asyncio.wait_for(awaitable, limit_s)
+    except TimeoutError as error:
+        raise TimeoutError(f"{what} took longer than {limit_s:g} s") from error
