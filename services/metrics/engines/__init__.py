@@ -1,0 +1,1 @@
+"""Numbers of the engines: read from SGLang's log lines and from Prometheus endpoints, one row an interval."""

@@ -1,0 +1,1 @@
+"""Follows the log files that other programs write: each line becomes one record, once."""
