@@ -1,23 +1,48 @@
 """Takes batches into the store's open transaction: refuses what is no record, skips what is there, stores the rest.
 
-Runs in the writer's thread only. Never acknowledges: the writer does, after the commit.
+Runs in the writer's thread only. Never acknowledges: the writer does, after the commit. A batch whose records are all
+well costs little a record; only one that holds something bad, or several runs, is looked at record by record.
 """
 
 import sqlite3
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
 from furlong.jsonline import Secrets
+from services.metrics.counts import Counts
 from services.metrics.reducer import read_part
+from services.metrics.rows import StoredBatch
 from services.metrics.rowstore import RowStore
-
-if TYPE_CHECKING:
-    from services.metrics.writer import Counts
+from services.metrics.runs import Runs
+from services.metrics.skew import Skew
 
 MAX_RECORD_BYTES = 4 * 1024 * 1024
+MAX_BATCH_RECORDS = 4096
+MAX_BATCH_BYTES = 4 * 1024 * 1024
+NOTABLE_EVENTS = frozenset(
+    {"phase", "heartbeat", "telemetry_dropped", "run_started", "run_ended", "service_ready", "service_stopping"}
+)
+"""Events of which the alerts are told, record by record."""
+
+_LOOKED_AT = NOTABLE_EVENTS | {"metrics"}
+_LEVELS = {
+    "debug": 10,
+    "info": 20,
+    "warning": 30,
+    "warn": 30,
+    "error": 40,
+    "exception": 40,
+    "critical": 50,
+    "fatal": 50,
+}
+_INFO = 20
+
+Record = dict[str, Any]  # Any: JSON
 
 
 @dataclass(frozen=True)
@@ -28,6 +53,8 @@ class RecordsIn:
     incarnation: int
     first_sequence: int
     bodies: tuple[bytes, ...]
+    marks: Mapping[str, bytes | None] = field(default_factory=dict)
+    """Small states to keep with it, by name: where the sender was in what it reads. None: to forget."""
 
 
 @dataclass(frozen=True)
@@ -40,85 +67,232 @@ class Taken:
 
 
 @dataclass
-class _Mark:
+class _Producer:
     producer_id: int
     through_sequence: int
+
+
+@dataclass
+class _Good:
+    """The records of a batch that are taken."""
+
+    sequences: Sequence[int]
+    bodies: Sequence[bytes]
+    records: Sequence[Record]
 
 
 class Intake:
     """Holds the high-water marks of the producers; the store has the same after each commit."""
 
-    def __init__(self, connection: sqlite3.Connection, rows: RowStore, counts: "Counts", secrets: Secrets) -> None:
-        self._connection, self._rows, self._counts, self._secrets = connection, rows, counts, secrets
-        self._marks: dict[tuple[str, int], _Mark] = {}
+    def __init__(
+        self, connection: sqlite3.Connection, runs: Runs, rows: RowStore, counts: Counts, secrets: Secrets
+    ) -> None:
+        self._connection, self._runs, self._rows = connection, runs, rows
+        self._counts, self._secrets = counts, secrets
+        self._skew = Skew(counts)
+        self._producers: dict[tuple[str, int], _Producer] = {}
+        self._num_stored = 0
+        self.batches: list[StoredBatch] = []
+        """Stored since the last `finish`."""
+        self.notable: list[tuple[str, Record]] = []
+        """Run and record, since the last `finish`."""
 
     def forget(self) -> None:
         """After a rollback: what is held may not be in the store."""
-        self._marks.clear()
+        self._producers.clear()
+        self._num_stored = 0
+        self.batches, self.notable = [], []
+
+    def save(self) -> None:
+        """Within the transaction that ends now."""
+        if self._num_stored:
+            add = "UPDATE totals SET value = value + ? WHERE name = 'records_stored'"
+            self._connection.execute(add, (self._num_stored,))
+            self._num_stored = 0
+
+    def finish(self) -> tuple[list[StoredBatch], list[tuple[str, Record]]]:
+        """After the commit: what was stored with it."""
+        batches, notable = self.batches, self.notable
+        self.batches, self.notable = [], []
+        return batches, notable
 
     def take(self, batch: RecordsIn) -> Taken:
         """Store what is new of a batch."""
-        mark = self._mark(batch.producer, batch.incarnation)
-        known = mark.through_sequence
+        producer = self._producer(batch.producer, batch.incarnation)
+        known = producer.through_sequence
         if batch.first_sequence > known + 1:
             self._counts.num_missing += batch.first_sequence - known - 1
-        now_us = time.time_ns() // 1000
-        new: list[tuple[int, int, int, bytes]] = []
         refusals: list[str] = []
-        for sequence, body in enumerate(batch.bodies, batch.first_sequence):
-            if sequence <= known:
-                continue
+        num_known = min(len(batch.bodies), max(0, known + 1 - batch.first_sequence))
+        bodies = batch.bodies[num_known:] if num_known else batch.bodies
+        if bodies:
+            first = batch.first_sequence + num_known
+            good = self._all_good(first, bodies) or self._one_by_one(first, bodies, refusals)
+            if good.bodies:
+                self._store(batch, producer.producer_id, good)
+            producer.through_sequence = first + len(bodies) - 1
+            self._connection.execute(
+                "UPDATE producers SET through_sequence = ? WHERE id = ?",
+                (producer.through_sequence, producer.producer_id),
+            )
+        for name, mark in batch.marks.items():
+            put_mark(self._connection, name, mark)
+        self._counts.num_refused += len(refusals)
+        return Taken(producer.through_sequence, len(refusals), refusals[0] if refusals else "")
+
+    def _all_good(self, first: int, bodies: tuple[bytes, ...]) -> _Good | None:
+        """The usual case, without a step of Python a record. None: something is to be looked at."""
+        if max(map(len, bodies)) > MAX_RECORD_BYTES or not min(map(len, bodies)):
+            return None
+        joined = b"\n".join(bodies)
+        if joined.count(b"\n") != len(bodies) - 1 or (self._secrets.needles and self._secrets.in_line(joined)):
+            return None
+        try:
+            records = list(map(orjson.loads, bodies))
+        except ValueError:
+            return None
+        if set(map(type, records)) != {dict}:
+            return None
+        return _Good(range(first, first + len(bodies)), bodies, records)
+
+    def _one_by_one(self, first: int, bodies: Sequence[bytes], refusals: list[str]) -> _Good:
+        good = _Good([], [], [])
+        for sequence, body in enumerate(bodies, first):
             if not body:
                 self._counts.num_dropped += 1
                 continue
-            stored = self._take_one(batch, body, refusals)
-            if stored is not None:
-                new.append((mark.producer_id, sequence, now_us, stored))
-        self._connection.executemany(
-            "INSERT INTO records (producer_id, sequence, received_us, body) VALUES (?, ?, ?, ?)", new
-        )
-        mark.through_sequence = max(known, batch.first_sequence + len(batch.bodies) - 1)
-        self._connection.execute(
-            "UPDATE producers SET through_sequence = ? WHERE id = ?", (mark.through_sequence, mark.producer_id)
-        )
-        self._counts.num_refused += len(refusals)
-        return Taken(mark.through_sequence, len(refusals), refusals[0] if refusals else "")
-
-    def _take_one(self, batch: RecordsIn, body: bytes, refusals: list[str]) -> bytes | None:
-        """The body to store; None: it is refused."""
-        if len(body) > MAX_RECORD_BYTES:
-            refusals.append(f"a record has at most {MAX_RECORD_BYTES} bytes, got {len(body)}")
-            return None
-        try:
-            record = orjson.loads(body)
-        except ValueError as error:
-            refusals.append(f"not JSON: {error}")
-            return None
-        if not isinstance(record, dict):
-            refusals.append(f"a record is a JSON object, got {type(record).__name__}")
-            return None
-        if self._secrets.needles and self._secrets.in_line(body):
-            record = self._secrets.redact_tree(record)
-            body = orjson.dumps(record)
-        if record.get("event") == "metrics":  # type: ignore[union-attr]
             try:
-                part = read_part(record)  # type: ignore[arg-type]
-            except (ValueError, TypeError, ArithmeticError) as error:  # whatever stands in it: never the batch's end
-                self._counts.num_bad_metrics += 1
-                self._rows.report(batch.producer, str(error))
-            else:
-                self._rows.add(part, producer=batch.producer, incarnation=batch.incarnation)
-        return body
+                record = _parse(body)
+            except ValueError as error:
+                refusals.append(str(error))
+                continue
+            if b"\n" in body:
+                body = orjson.dumps(record)
+            if self._secrets.needles and self._secrets.in_line(body):
+                record = self._secrets.redact_tree(record)  # type: ignore[assignment]
+                body = orjson.dumps(record)
+            good.sequences.append(sequence)  # type: ignore[attr-defined]
+            good.bodies.append(body)  # type: ignore[attr-defined]
+            good.records.append(record)  # type: ignore[attr-defined]
+        return good
 
-    def _mark(self, producer: str, incarnation: int) -> _Mark:
-        mark = self._marks.get((producer, incarnation))
-        if mark is None:
+    def _store(self, batch: RecordsIn, producer_id: int, good: _Good) -> None:
+        now_us = time.time_ns() // 1000
+        self._skew.look(good.records, now_us, batch.producer)
+        for run, part in _by_run(good):
+            run_id = self._runs.id_of(run, now_us)
+            for piece in _cut(part):
+                self._insert(batch, run, run_id, producer_id, piece, now_us)
+            self._look(batch, run, part.records)
+
+    def _insert(self, batch: RecordsIn, run: str, run_id: int, producer_id: int, piece: _Good, now_us: int) -> None:
+        body = b"\n".join(piece.bodies)
+        first, level = piece.sequences[0], _top_level(piece.records)
+        batch_id = self._connection.execute(
+            "INSERT INTO batches (run_id, producer_id, first_sequence, num_records, received_us, top_level, crc, body)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (run_id, producer_id, first, len(piece.bodies), now_us, level, zlib.crc32(body), body),
+        ).lastrowid
+        self._num_stored += len(piece.bodies)
+        bodies = tuple(piece.bodies)
+        self.batches.append(StoredBatch(batch_id or 0, run, batch.producer, first, now_us, bodies, level))
+
+    def _look(self, batch: RecordsIn, run: str, records: Sequence[Record]) -> None:
+        """What is more than text: numbers go to their rows, notable events to the alerts."""
+        try:
+            chosen = [record for record in records if record.get("event") in _LOOKED_AT]
+        except TypeError:  # an event that is a list or an object
+            events = ((record.get("event"), record) for record in records)
+            chosen = [record for event, record in events if isinstance(event, str) and event in _LOOKED_AT]
+        for record in chosen:
+            if record["event"] == "metrics":
+                self._add_metrics(batch, record)
+            else:
+                self.notable.append((run, record))
+
+    def _add_metrics(self, batch: RecordsIn, record: Record) -> None:
+        try:
+            part = read_part(record)
+        except (ValueError, TypeError, ArithmeticError) as error:  # whatever stands in it: never the batch's end
+            self._counts.bad_metrics(batch.producer, str(error))
+            return
+        if part.bad_values:
+            self._counts.values_skipped(batch.producer, part.bad_values)
+        self._rows.add(part, producer=batch.producer, incarnation=batch.incarnation)
+
+    def _producer(self, name: str, incarnation: int) -> _Producer:
+        producer = self._producers.get((name, incarnation))
+        if producer is None:
             find = "SELECT id, through_sequence FROM producers WHERE producer = ? AND incarnation = ?"
-            found = self._connection.execute(find, (producer, incarnation)).fetchone()
+            found = self._connection.execute(find, (name, incarnation)).fetchone()
             if found is None:
                 insert = "INSERT INTO producers (producer, incarnation, through_sequence) VALUES (?, ?, 0)"
-                found = (self._connection.execute(insert, (producer, incarnation)).lastrowid, 0)
-            if len(self._marks) > 10_000:
-                self._marks.clear()
-            mark = self._marks[producer, incarnation] = _Mark(*found)
-        return mark
+                found = (self._connection.execute(insert, (name, incarnation)).lastrowid, 0)
+            if len(self._producers) > 10_000:
+                self._producers.clear()
+            producer = self._producers[name, incarnation] = _Producer(*found)
+        return producer
+
+
+def put_mark(connection: sqlite3.Connection, name: str, body: bytes | None) -> None:
+    """Keep a small state by name, within the caller's transaction. None: forget it."""
+    if body is None:
+        connection.execute("DELETE FROM marks WHERE name = ?", (name,))
+    else:
+        connection.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (name, body))
+
+
+def _parse(body: bytes) -> Record:
+    """Raises ValueError saying why it is no record."""
+    if len(body) > MAX_RECORD_BYTES:
+        raise ValueError(f"a record has at most {MAX_RECORD_BYTES} bytes, got {len(body)}")
+    try:
+        record = orjson.loads(body)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"a record is a JSON object, got {type(record).__name__}")
+    return record
+
+
+def _by_run(good: _Good) -> list[tuple[str, _Good]]:
+    try:
+        runs = {record.get("run") for record in good.records}
+    except TypeError:  # a run that is a list or an object
+        runs = set()
+    if len(runs) == 1:
+        return [(_name_of(runs.pop()), good)]
+    parts: dict[str, _Good] = {}
+    for sequence, body, record in zip(good.sequences, good.bodies, good.records, strict=True):
+        part = parts.setdefault(_name_of(record.get("run")), _Good([], [], []))
+        part.sequences.append(sequence)  # type: ignore[attr-defined]
+        part.bodies.append(body)  # type: ignore[attr-defined]
+        part.records.append(record)  # type: ignore[attr-defined]
+    return list(parts.items())
+
+
+def _name_of(run: object) -> str:
+    return run if isinstance(run, str) else ""
+
+
+def _cut(good: _Good) -> list[_Good]:
+    """Pieces that a reader can hold."""
+    sizes = list(map(len, good.bodies))
+    if len(sizes) <= MAX_BATCH_RECORDS and sum(sizes) <= MAX_BATCH_BYTES:
+        return [good]
+    pieces, begin, size = [], 0, 0
+    for at, more in enumerate(sizes):
+        if at > begin and (at - begin >= MAX_BATCH_RECORDS or size + more > MAX_BATCH_BYTES):
+            pieces.append(slice(begin, at))
+            begin, size = at, 0
+        size += more
+    pieces.append(slice(begin, len(sizes)))
+    return [_Good(good.sequences[piece], good.bodies[piece], good.records[piece]) for piece in pieces]
+
+
+def _top_level(records: Sequence[Record]) -> int:
+    try:
+        levels = {record.get("level") for record in records}
+    except TypeError:
+        return _INFO
+    return max(_LEVELS.get(level, _INFO) for level in levels)

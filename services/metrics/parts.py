@@ -7,7 +7,7 @@ one place that names them all. What takes records in is entered last and left fi
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from furlong.config.errors import Problem
 from furlong.process import ExitCode
 from furlong.service import ServiceContext
 from furlong.v1 import metrics_pb2_grpc
+from services.metrics.bell import Bell
 from services.metrics.collector import collect_for_ever
 from services.metrics.http.app import make_app
 from services.metrics.http.server import serve_http
@@ -28,7 +29,7 @@ from services.metrics.rows import RowReader
 from services.metrics.sinks.flags import specs_of
 from services.metrics.sinks.manager import SinkManager
 from services.metrics.store import NewerSchema
-from services.metrics.writer import Writer
+from services.metrics.writer import Committed, Writer
 
 log = structlog.get_logger()
 
@@ -46,7 +47,9 @@ class Parts:
     writer: Writer
     reader: RowReader
     on_rows: list[Callable[[], object]]
-    """Called in the event loop when there are new rows."""
+    """Called in the event loop when there are new rows, or new batches."""
+    on_commit: list[Callable[[Committed], object]]
+    """Called in the writer's thread with what a commit brought; must be quick."""
     sinks: SinkManager
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the service takes records in and answers."""
@@ -87,6 +90,8 @@ async def _store(context: ServiceContext) -> AsyncGenerator[Parts]:
     """Raises ConfigError when it is another's, or cannot be used."""
     folder = context.run_dir.metrics_store
     on_rows: list[Callable[[], object]] = []
+    on_commit: list[Callable[[Committed], object]] = []
+    bell = Bell(lambda: [act() for act in on_rows])
     with StoreLock(folder):
         path = folder / STORE_NAME
         try:
@@ -94,7 +99,8 @@ async def _store(context: ServiceContext) -> AsyncGenerator[Parts]:
                 path,
                 row_timeout_s=context.config.metrics.metrics_row_timeout_s,
                 secrets=logs.secrets(),
-                on_rows=_in_loop(lambda: [act() for act in on_rows]),
+                min_free_bytes=context.config.metrics.metrics_min_free_bytes,
+                on_commit=lambda committed: _tell(committed, on_commit, bell),
                 on_death=lambda reason: context.stop.request(reason, code=ExitCode.CRASHED),
             )
         except (NewerSchema, OSError) as error:
@@ -111,7 +117,7 @@ async def _store(context: ServiceContext) -> AsyncGenerator[Parts]:
                 secrets=logs.secrets(),
                 own_run=context.config.run.name,
             )
-            yield Parts(context, path, writer, reader, on_rows, sinks)
+            yield Parts(context, path, writer, reader, on_rows, on_commit, sinks)
         finally:
             reader.close()
             await asyncio.to_thread(writer.close, 5.0)  # the last connection to close tidies the store's files
@@ -171,12 +177,7 @@ async def _grpc(parts: Parts, servicer: MetricsServicer, http: str) -> AsyncGene
         await server.drain(2.0)
 
 
-def _in_loop(act: Callable[[], object]) -> Callable[[], None]:
-    """The same, called from another thread."""
-    loop = asyncio.get_running_loop()
-
-    def call() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(act)
-
-    return call
+def _tell(committed: Committed, on_commit: Sequence[Callable[[Committed], object]], bell: Bell) -> None:
+    for act in on_commit:
+        act(committed)
+    bell.ring(at_once=bool(committed.rows))

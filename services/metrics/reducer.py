@@ -5,14 +5,30 @@ run gives the same rows, bit for bit.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import orjson
 
-from furlong.records import AXES, Mean, Number, Value, combine, decode_value, encode_number, encode_values, reduce_value
+from furlong.records import (
+    Histogram,
+    Number,
+    Table,
+    Value,
+    combine,
+    decode_loose,
+    decode_value,
+    encode_number,
+    encode_values,
+    is_finite,
+    reduce_value,
+    row_form,
+)
 
 MAX_NAME_CHARS = 512
+MAX_AXIS_CHARS = 128
+_AXIS = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 
 
 @dataclass(frozen=True, order=True)
@@ -34,8 +50,8 @@ class Part:
     parts: tuple[str, ...]
     rollout_id: int | None
     values: Mapping[str, Value]
-    bad_values: tuple[str, ...] = ()
-    """Why values were left out."""
+    bad_values: Mapping[str, str] = field(default_factory=dict)
+    """Names of values that were left out, and why."""
 
 
 @dataclass
@@ -62,11 +78,20 @@ class Step:
 
 
 def read_part(record: Mapping[str, object]) -> Part:
-    """A metrics record as a part. Raises ValueError when it has no place in any row; a bad value is only left out."""
+    """A metrics record as a part. Raises ValueError when it has no place in any row; a bad value is only left out.
+
+    Records of other programs may lack `part`, `parts` and `attempt`, name any axis, and give plain numbers.
+    """
     run, axis = record.get("run", ""), record.get("axis")
-    part, parts = record.get("part"), record.get("parts")
-    if not isinstance(run, str) or axis not in AXES:
-        raise ValueError(f"axis must be one of {', '.join(AXES)}, got {axis!r:.100}")
+    if not isinstance(run, str):
+        raise ValueError(f"run must be a string, got {run!r:.100}")
+    if not isinstance(axis, str) or len(axis) > MAX_AXIS_CHARS or not _AXIS.fullmatch(axis):
+        rule = (
+            f"axis must be names of letters, digits, '_', '.', '-' joined by '/', at most {MAX_AXIS_CHARS} characters"
+        )
+        raise ValueError(f"{rule}, got {axis!r:.100}")
+    part = record.get("part", "main")
+    parts = record.get("parts", [part])
     if not isinstance(part, str) or not isinstance(parts, list) or not all(isinstance(p, str) for p in parts):
         raise ValueError(f"part must be a string and parts a list of strings, got {part!r:.100}, {parts!r:.100}")
     step, attempt = _integer(record, "step"), _integer(record, "attempt", default=1)
@@ -75,7 +100,7 @@ def read_part(record: Mapping[str, object]) -> Part:
     if not isinstance(given, dict):
         raise ValueError(f"values must be an object, got {type(given).__name__}")
     values, bad = _read_values(given)
-    return Part(RowKey(run, str(axis), step, attempt), part, tuple(parts), rollout_id, values, tuple(bad))
+    return Part(RowKey(run, axis, step, attempt), part, tuple(parts), rollout_id, values, bad)
 
 
 def merge(step: Step, part: Part, *, producer: str, incarnation: int) -> list[str]:
@@ -87,9 +112,9 @@ def merge(step: Step, part: Part, *, producer: str, incarnation: int) -> list[st
     step.rollout_id = part.rollout_id if part.rollout_id is not None else step.rollout_id
     place = (part.part, producer)
     known = step.contributions.get(place)
-    problems = list(part.bad_values)
+    problems: list[str] = []
     if known is not None and known.incarnation > incarnation:
-        return [*problems, f"{producer} said its part again since; an older record came late"]
+        return [f"{producer} said its part again since; an older record came late"]
     if known is None or known.incarnation < incarnation:
         step.contributions[place] = Contribution(incarnation, dict(part.values))
         return problems
@@ -98,32 +123,46 @@ def merge(step: Step, part: Part, *, producer: str, incarnation: int) -> list[st
     return problems
 
 
-def reduce_step(step: Step) -> tuple[dict[str, Number | str], list[str]]:
-    """The row's values, in the order of their names, and the conflicts between its parts.
+@dataclass(frozen=True)
+class Reduced:
+    """What a row comes to."""
 
-    A mean of nothing gives no value. A number that is not finite is the string for it, counted in `NAME/nonfinite`.
+    values: dict[str, Number | str]
+    """In the order of their names."""
+    histograms: dict[str, object]
+    tables: dict[str, object]
+    problems: list[str]
+    """Conflicts between its parts."""
+
+
+def reduce_step(step: Step) -> Reduced:
+    """A mean of nothing gives no value. A number that is not finite is the string for it, counted in
+    `NAME/nonfinite`.
     """
     merged: dict[str, Value] = {}
     nonfinite: dict[str, int] = {}
     problems: list[str] = []
     for place in sorted(step.contributions):
         for name, value in step.contributions[place].values.items():
-            nonfinite[name] = nonfinite.get(name, 0) + (not _is_finite(value))
+            if not is_finite(value):
+                nonfinite[name] = nonfinite.get(name, 0) + max(1, getattr(value, "num_nonfinite", 1))
             _combine_into(merged, name, value, problems)
     row: dict[str, Number | str] = {}
     for name, value in merged.items():
         number = reduce_value(value)
-        if number is None:
-            continue
-        row[name] = encode_number(number)
-        if not math.isfinite(number) or nonfinite[name]:
-            row[f"{name}/nonfinite"] = max(1, nonfinite[name])
-    return dict(sorted(row.items())), problems
+        if number is not None:
+            row[name] = encode_number(number)
+            if not math.isfinite(number):
+                nonfinite.setdefault(name, 1)
+    row |= {f"{name}/nonfinite": count for name, count in nonfinite.items() if _is_shown(merged[name])}
+    histograms = {name: row_form(value) for name, value in sorted(merged.items()) if isinstance(value, Histogram)}
+    tables = {name: row_form(value) for name, value in sorted(merged.items()) if isinstance(value, Table)}
+    return Reduced(dict(sorted(row.items())), histograms, tables, problems)
 
 
 def row_line(step: Step, *, complete: bool, amends: bool) -> tuple[bytes, list[str]]:
     """The row as the JSON line that sinks get, and the conflicts between its parts."""
-    values, problems = reduce_step(step)
+    reduced = reduce_step(step)
     key = step.key
     row: dict[str, object] = {"run": key.run, "axis": key.axis, "step": key.step, "attempt": key.attempt}
     if step.rollout_id is not None:
@@ -131,8 +170,12 @@ def row_line(step: Step, *, complete: bool, amends: bool) -> tuple[bytes, list[s
     row["complete"] = complete
     if amends:
         row["amends"] = True
-    row["values"] = values
-    return orjson.dumps(row), problems
+    row["values"] = reduced.values
+    if reduced.histograms:
+        row["histograms"] = reduced.histograms
+    if reduced.tables:
+        row["tables"] = reduced.tables
+    return orjson.dumps(row), reduced.problems
 
 
 def dump_contribution(contribution: Contribution) -> bytes:
@@ -155,25 +198,27 @@ def _combine_into(values: dict[str, Value], name: str, value: Value, problems: l
         problems.append(f"{name}: {error}; the first is kept")
 
 
-def _read_values(given: Mapping[str, object]) -> tuple[dict[str, Value], list[str]]:
+def _read_values(given: Mapping[str, object]) -> tuple[dict[str, Value], dict[str, str]]:
     values: dict[str, Value] = {}
-    bad: list[str] = []
+    bad: dict[str, str] = {}
     for name, encoded in given.items():
-        try:
-            if len(name) > MAX_NAME_CHARS:
-                raise ValueError(f"a name has at most {MAX_NAME_CHARS} characters, got {len(name)}")
-            values[name] = decode_value(encoded)
-        except ValueError as error:
-            bad.append(f"{name:.100}: {error}")
+        if len(name) > MAX_NAME_CHARS:
+            bad[name[:100]] = f"a name has at most {MAX_NAME_CHARS} characters, got {len(name)}"
+        elif (value := decode_loose(encoded)) is None:
+            bad[name] = f"is no number and no value: {encoded!r:.100}"
+        else:
+            values[name] = value
     return values, bad
 
 
 def _integer(record: Mapping[str, object], key: str, *, default: int | None = None) -> int:
-    value = record.get(key, default)
+    value = record.get(key)
+    if value is None and default is not None:
+        return default
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**62) < value < 2**62:
         raise ValueError(f"{key} must be an integer, got {value!r:.100}")
     return value
 
 
-def _is_finite(value: Value) -> bool:
-    return math.isfinite(value.sum) if isinstance(value, Mean) else math.isfinite(value.value)
+def _is_shown(value: Value) -> bool:
+    return isinstance(value, Histogram) or reduce_value(value) is not None

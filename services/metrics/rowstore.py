@@ -12,7 +12,10 @@ from dataclasses import dataclass
 
 import orjson
 
+from services.metrics.points import Points
 from services.metrics.reducer import Part, RowKey, Step, dump_contribution, load_contribution, merge, row_line
+from services.metrics.rows import Row
+from services.metrics.runs import Runs
 
 MAX_CACHED_STEPS = 256
 
@@ -28,10 +31,12 @@ class RowStore:
     """Holds a cache of the newest steps; the store has the same after each commit."""
 
     def __init__(
-        self, connection: sqlite3.Connection, report: Callable[[str, str], None], *, row_timeout_s: float
+        self, connection: sqlite3.Connection, runs: Runs, report: Callable[[str, str], None], *, row_timeout_s: float
     ) -> None:
         self.report = report
-        self._connection = connection
+        self._connection, self._runs = connection, runs
+        self._points = Points(connection)
+        self._attempts = Attempts(connection)
         self._row_timeout_us = int(row_timeout_s * 1e6)
         self._cache: OrderedDict[RowKey, _Stored] = OrderedDict()
         self._dirty: dict[RowKey, _Stored] = {}
@@ -42,6 +47,8 @@ class RowStore:
         """After a rollback: what is held may not be in the store."""
         self._cache.clear()
         self._dirty.clear()
+        self._points.forget()
+        self._attempts.forget()
         self._load_waiting()
 
     def add(self, part: Part, *, producer: str, incarnation: int) -> None:
@@ -66,26 +73,22 @@ class RowStore:
         """Whether a row's time is up."""
         return bool(self._due(now))
 
-    def emit_ready(self, now: float) -> int:
-        """Hand on what is complete, due, or amended; how many rows."""
+    def emit_ready(self, now: float) -> list[Row]:
+        """Hand on what is complete, due, or amended."""
         due = set(self._due(now))
-        num_rows = 0
+        rows: list[Row] = []
         for key in sorted(due | set(self._dirty)):
             stored = self._dirty.get(key) or self._stored(key)
             if key in self._dirty:
                 self._save_step(stored)
             if key in due or stored.last_row_id is not None or stored.step.is_complete:
-                num_rows += self._emit(stored)
+                rows += self._emit(stored)
         self._dirty.clear()
-        return num_rows
+        return rows
 
     def emit_waiting(self) -> None:
-        """Hand on everything that waits, incomplete as it is."""
-        for key in sorted(self._waiting):
-            stored = self._dirty.get(key) or self._stored(key)
-            self._save_step(stored)
-            self._dirty.pop(key, None)
-            self._emit(stored)
+        """Have everything that waits handed on, incomplete as it is, with this transaction."""
+        self._waiting = dict.fromkeys(self._waiting, -(2**62))
 
     def set_cursor(self, sink: str, row_id: int, position: int) -> None:
         """Remember how far a sink is, and its own position there."""
@@ -97,28 +100,46 @@ class RowStore:
 
     def _due(self, now: float) -> list[RowKey]:
         limit = int(now * 1e6) - self._row_timeout_us
-        return [key for key, opened_us in self._waiting.items() if opened_us <= limit]
+        due = []
+        for key, opened_us in self._waiting.items():  # the oldest first
+            if opened_us > limit:
+                break
+            due.append(key)
+        return due
 
-    def _emit(self, stored: _Stored) -> int:
-        """1, or 0 when nothing changed."""
+    def _emit(self, stored: _Stored) -> list[Row]:
+        """The row; nothing when nothing changed."""
         self._waiting.pop(stored.step.key, None)
         amends = stored.last_row_id is not None
         try:
             body, conflicts = row_line(stored.step, complete=stored.step.is_complete, amends=amends)
         except (TypeError, ValueError, ArithmeticError) as error:  # one bad row must not block the rest for ever
             self.report(f"{stored.step.key.axis} {stored.step.key.step}", f"cannot be reduced: {error!r}")
-            return 0
-        if amends:
-            prior = self._connection.execute("SELECT body FROM rows WHERE id = ?", (stored.last_row_id,)).fetchone()
-            if prior and _same_but_for_mark(prior[0], body):
-                return 0
+            return []
+        prior = self._prior(stored)
+        if prior is not None and _same_but_for_mark(prior, body):
+            return []
         for conflict in conflicts:
             self.report(f"{stored.step.key.axis} {stored.step.key.step}", conflict)
-        insert = "INSERT INTO rows (step_id, prior_id, body) VALUES (?, ?, ?)"
-        row_id = self._connection.execute(insert, (stored.step_id, stored.last_row_id, body)).lastrowid
+        return [self._put(stored, body, prior)]
+
+    def _put(self, stored: _Stored, body: bytes, prior: bytes | None) -> Row:
+        key, now_us = stored.step.key, time.time_ns() // 1000
+        run_id = self._runs.id_of(key.run, now_us)
+        insert = "INSERT INTO rows (step_id, run_id, prior_id, emitted_us, body) VALUES (?, ?, ?, ?, ?)"
+        values = (stored.step_id, run_id, stored.last_row_id, now_us, body)
+        row_id = self._connection.execute(insert, values).lastrowid or 0
         self._connection.execute("UPDATE steps SET last_row_id = ? WHERE id = ?", (row_id, stored.step_id))
         stored.last_row_id = row_id
-        return 1
+        self._points.write(run_id, orjson.loads(body), orjson.loads(prior) if prior is not None else None)
+        return Row(row_id, key.run, body, prior, self._attempts.is_current(key), now_us)
+
+    def _prior(self, stored: _Stored) -> bytes | None:
+        if stored.last_row_id is None:
+            return None
+        find = "SELECT body FROM rows WHERE id = ?"
+        found = self._connection.execute(find, (stored.last_row_id,)).fetchone()
+        return bytes(found[0]) if found else None
 
     def _save_step(self, stored: _Stored) -> None:
         self._connection.execute(
@@ -158,11 +179,50 @@ class RowStore:
         insert = "INSERT INTO steps (run, axis, step, attempt, expected, opened_us) VALUES (?, ?, ?, ?, '[]', ?)"
         cursor = self._connection.execute(insert, (key.run, key.axis, key.step, key.attempt, now_us))
         self._waiting[key] = now_us
+        self._attempts.begin(key)
         return _Stored(cursor.lastrowid or 0, Step(key), None)
 
     def _load_waiting(self) -> None:
-        find = "SELECT run, axis, step, attempt, opened_us FROM steps WHERE last_row_id IS NULL"
+        find = "SELECT run, axis, step, attempt, opened_us FROM steps WHERE last_row_id IS NULL ORDER BY opened_us"
         self._waiting = {RowKey(*key): opened_us for *key, opened_us in self._connection.execute(find)}
+
+
+class Attempts:
+    """Where each attempt began on each axis: what older attempts said from there on no longer stands.
+
+    It counts from the first record of the newer attempt, also before its first row is complete: a late row of a killed
+    attempt never follows as if it were current.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._first_steps: dict[tuple[str, str], dict[int, int]] = {}
+
+    def forget(self) -> None:
+        """After a rollback."""
+        self._first_steps.clear()
+
+    def begin(self, key: RowKey) -> None:
+        """A step of an attempt begins."""
+        known = self._of(key)
+        first = known.get(key.attempt)
+        if first is None or key.step < first:
+            known[key.attempt] = key.step
+            put = "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?)"
+            self._connection.execute(put, (key.run, key.axis, key.attempt, key.step))
+
+    def is_current(self, key: RowKey) -> bool:
+        """Whether no newer attempt has come to the step."""
+        return not any(number > key.attempt and first <= key.step for number, first in self._of(key).items())
+
+    def _of(self, key: RowKey) -> dict[int, int]:
+        place = (key.run, key.axis)
+        if place not in self._first_steps:
+            if len(self._first_steps) > 10_000:
+                self._first_steps.clear()
+            find = "SELECT attempt, first_step FROM attempts WHERE run = ? AND axis = ?"
+            self._first_steps[place] = dict(self._connection.execute(find, place))
+        return self._first_steps[place]
 
 
 def _same_but_for_mark(prior: bytes, body: bytes) -> bool:

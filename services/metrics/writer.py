@@ -1,26 +1,34 @@
 """The one thread that writes the store. Everything that waits is committed together; only then is it acknowledged.
 
 Records, what they add to rows in the making, and the rows that became ready are one transaction: after a kill at any
-moment the rows are exactly those of the records that were acknowledged.
+moment the rows are exactly those of the records that were acknowledged. When the disk has little room left, records
+are held off and everything else goes on; when it has room again, so do they.
 """
 
 import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import structlog
 
 from furlong.jsonline import Secrets
-from services.metrics.intake import Intake, RecordsIn, Taken
+from services.metrics import salvage
+from services.metrics.counts import Counts
+from services.metrics.intake import Intake, Record, RecordsIn, Taken, put_mark
+from services.metrics.room import Room
+from services.metrics.rows import Row, StoredBatch
 from services.metrics.rowstore import RowStore
+from services.metrics.runs import Runs
 from services.metrics.store import open_store
 
 log = structlog.get_logger()
+Result = TypeVar("Result")
 
 MAX_GROUP_JOBS = 64
 MAX_GROUP_BYTES = 16 * 1024 * 1024
@@ -31,28 +39,28 @@ class StoreFailed(Exception):
     """The store could not be written; nothing of the batch was taken."""
 
 
+class StoreFull(StoreFailed):
+    """There is little room left on the disk: hold the records, and send them later."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What came into the store with one commit."""
+
+    batches: Sequence[StoredBatch]
+    rows: Sequence[Row]
+
+
 @dataclass(frozen=True)
 class _Job:
-    work: "Callable[[Writer], Taken | None]"
+    work: "Callable[[Writer], Any]"  # Any: what the job's future holds
     size_bytes: int
-    done: "Future[Taken | None]"
-
-
-@dataclass
-class Counts:
-    """Since the start."""
-
-    num_refused: int = 0
-    num_missing: int = 0
-    """Numbers that a producer skipped: records it lost."""
-    num_dropped: int = 0
-    """Records that a producer dropped for want of room, and said so."""
-    num_bad_metrics: int = 0
-    num_conflicts: int = 0
+    is_records: bool
+    done: "Future[Any]"
 
 
 class Writer(threading.Thread):
-    """Takes jobs from any thread; a job's future is done when it is on disk."""
+    """Takes jobs from any thread; a job's future is done when it is on disk, or has the error why it is not."""
 
     def __init__(
         self,
@@ -60,30 +68,64 @@ class Writer(threading.Thread):
         *,
         row_timeout_s: float,
         secrets: Secrets,
-        on_rows: Callable[[], None],
         on_death: Callable[[str], None],
+        on_commit: Callable[[Committed], None] | None = None,
+        on_notable: Callable[[str, Record], None] | None = None,
+        min_free_bytes: int = 0,
     ) -> None:
         super().__init__(name="metrics-writer", daemon=True)
         self.counts = Counts()
         self.failing = ""
-        self._path, self._row_timeout_s, self._on_rows = path, row_timeout_s, on_rows
-        self._secrets, self._on_death = secrets, on_death
+        """Why the store cannot be written. Empty: it can."""
+        self.on_commit = on_commit
+        """Called in this thread after each commit that brought something."""
+        self.on_notable = on_notable
+        """Called in this thread with run and record, after the commit, for the events of NOTABLE_EVENTS."""
+        self._path, self._row_timeout_s, self._secrets, self._on_death = path, row_timeout_s, secrets, on_death
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._room = Room(path.parent, min_free_bytes)
         self._open()
 
-    def submit(self, batch: RecordsIn) -> "Future[Taken | None]":
-        """Store a batch."""
-        return self._put(lambda writer: writer.intake.take(batch), sum(map(len, batch.bodies)))
+    @property
+    def holding(self) -> str:
+        """Why records are not taken. Empty: they are."""
+        return self._room.short
 
-    def set_cursor(self, sink: str, row_id: int, position: int) -> "Future[Taken | None]":
-        """Remember how far a sink is."""
-        return self._put(lambda writer: writer.rows.set_cursor(sink, row_id, position), 64)
+    def submit(self, batch: RecordsIn) -> "Future[Taken]":
+        """Store a batch. The future raises StoreFull or StoreFailed."""
+        return self._put(lambda writer: writer.intake.take(batch), sum(map(len, batch.bodies)), is_records=True)
 
-    def emit_waiting(self) -> "Future[Taken | None]":
+    def put_marks(self, marks: Mapping[str, bytes | None]) -> "Future[None]":
+        """Keep small states by name. None: forget."""
+
+        def put(connection: sqlite3.Connection) -> None:
+            for name, body in marks.items():
+                put_mark(connection, name, body)
+
+        return self.execute(put)
+
+    def execute(self, work: Callable[[sqlite3.Connection], Result]) -> "Future[Result]":
+        """Have the store changed by work, in this thread and with the next commit; quick work only.
+
+        What work raises, the future raises; nothing of it is then in the store, and nobody else's work suffers.
+        """
+        return self._put(lambda writer: writer._guarded(work), 64)
+
+    def set_cursor(self, sink: str, row_id: int, position: int) -> "Future[None]":
+        """Remember how far a sink is, and its own position there."""
+        put = "INSERT OR REPLACE INTO cursors VALUES (?, ?, ?)"
+        return self.execute(lambda connection: _no_result(connection.execute(put, (sink, row_id, position))))
+
+    def remove_cursor(self, sink: str) -> "Future[None]":
+        """A sink was taken away: forget how far it was."""
+        drop = "DELETE FROM cursors WHERE sink = ?"
+        return self.execute(lambda connection: _no_result(connection.execute(drop, (sink,))))
+
+    def emit_waiting(self) -> "Future[None]":
         """Hand on all rows that still wait for a part, incomplete as they are."""
         return self._put(lambda writer: writer.rows.emit_waiting(), 64)
 
-    def barrier(self) -> "Future[Taken | None]":
+    def barrier(self) -> "Future[None]":
         """Done when all that was submitted before is on disk."""
         return self._put(lambda writer: None, 0)
 
@@ -103,32 +145,35 @@ class Writer(threading.Thread):
             self._on_death(f"the metrics writer ended: {error!r}")
             raise
 
-    def _put(self, work: "Callable[[Writer], Taken | None]", size_bytes: int) -> "Future[Taken | None]":
-        job = _Job(work, size_bytes, Future())
+    def _put(self, work: "Callable[[Writer], Any]", size_bytes: int, *, is_records: bool = False) -> "Future[Any]":
+        job = _Job(work, size_bytes, is_records, Future())
         job.done.set_running_or_notify_cancel()  # who waits may go away; the work is done all the same
         self._jobs.put(job)
         return job.done
 
-    def _open(self) -> None:
-        opened = open_store(self._path)
+    def _open(self, damage: str = "") -> None:
+        opened = open_store(self._path, damage=damage)
         if opened.salvage is not None:
-            found = opened.salvage
-            log.error(
-                "metrics_store_damaged",
-                reason=found.reason,
-                set_aside=found.set_aside.name,
-                num_rescued=found.num_rescued,
-                complete_tables=found.complete_tables,
-            )
+            _report(opened.salvage)
         self._connection = opened.connection
-        self.rows = RowStore(self._connection, self.counts_problem, row_timeout_s=self._row_timeout_s)
-        self.intake = Intake(self._connection, self.rows, self.counts, self._secrets)
+        self.runs = Runs(self._connection)
+        self.rows = RowStore(self._connection, self.runs, self.counts.conflict, row_timeout_s=self._row_timeout_s)
+        self.intake = Intake(self._connection, self.runs, self.rows, self.counts, self._secrets)
 
-    def counts_problem(self, key: str, problem: str) -> None:
-        """A part that did not fit; said in the log, and counted."""
-        self.counts.num_conflicts += 1
-        if self.counts.num_conflicts <= 100:
-            log.warning("metrics_conflict", row=key, problem=problem)
+    def _guarded(self, work: Callable[[sqlite3.Connection], Result]) -> "Result | _Failed":
+        self._connection.execute("SAVEPOINT work")
+        try:
+            result = work(self._connection)
+        except Exception as error:  # somebody else's work: the error is theirs, unless the store itself fails
+            if isinstance(error, sqlite3.DatabaseError) and not isinstance(
+                error, (sqlite3.IntegrityError, sqlite3.ProgrammingError)
+            ):
+                raise
+            self._connection.execute("ROLLBACK TO work")
+            self._connection.execute("RELEASE work")
+            return _Failed(error)
+        self._connection.execute("RELEASE work")
+        return result
 
     def _gather(self) -> tuple[list[_Job], bool]:
         jobs: list[_Job] = []
@@ -147,21 +192,51 @@ class Writer(threading.Thread):
         return jobs, False
 
     def _commit(self, jobs: list[_Job]) -> None:
+        if self._room.is_short():
+            jobs = self._hold(jobs)
         if not jobs and not self.rows.has_due(time.time()):
             return
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             results = [job.work(self) for job in jobs]
-            num_rows = self.rows.emit_ready(time.time())
+            rows = self.rows.emit_ready(time.time())
+            self.intake.save()
+            self.runs.save()
             self._connection.execute("COMMIT")
         except Exception as error:  # the disk is full, the file is damaged; or a bug, which must not end the thread
             self._failed(jobs, error)
             return
-        self.failing = ""
+        if self.failing:
+            self.failing = ""
+            log.info("metrics_store_works_again")
         for job, result in zip(jobs, results, strict=True):
-            job.done.set_result(result)
-        if num_rows:
-            self._on_rows()
+            if isinstance(result, _Failed):
+                job.done.set_exception(result.error)
+            else:
+                job.done.set_result(result)
+        self._tell(rows)
+
+    def _tell(self, rows: list[Row]) -> None:
+        batches, notable = self.intake.finish()
+        try:
+            if self.on_commit is not None and (batches or rows):
+                self.on_commit(Committed(batches, rows))
+            if self.on_notable is not None:
+                for run, record in notable:
+                    self.on_notable(run, record)
+        except Exception as error:  # who listens must not stop the writing
+            log.error("metrics_listener_failed", error=repr(error), exc_info=error)
+
+    def _hold(self, jobs: list[_Job]) -> list[_Job]:
+        """Refuse the records, so that what is small and must be written still has room."""
+        others = []
+        for job in jobs:
+            if job.is_records:
+                self.counts.num_held += 1
+                job.done.set_exception(StoreFull(self._room.short))
+            else:
+                others.append(job)
+        return others
 
     def _failed(self, jobs: list[_Job], error: Exception) -> None:
         if not self.failing:
@@ -172,11 +247,33 @@ class Writer(threading.Thread):
                 self._connection.execute("ROLLBACK")
             self.rows.forget()
             self.intake.forget()
-            if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+            self.runs.forget()
+            if isinstance(error, sqlite3.DatabaseError) and salvage.is_damage(error):
                 self._connection.close()
-                self._open()
+                self._open(damage=str(error))
         except (sqlite3.Error, OSError) as second:
             log.error("metrics_store_not_reopened", error=repr(second))
         for job in jobs:
             job.done.set_exception(StoreFailed(repr(error)))
         time.sleep(TICK_S)  # producers wait, and send again
+
+
+@dataclass(frozen=True)
+class _Failed:
+    error: Exception
+
+
+def _no_result(_: object) -> None:
+    return None
+
+
+def _report(found: salvage.Salvage) -> None:
+    log.error(
+        "metrics_store_damaged",
+        reason=found.reason,
+        set_aside=found.set_aside.name,
+        num_rescued=found.num_rescued,
+        complete_tables=found.complete_tables,
+        num_lost_commits=found.num_lost_commits,
+        num_rebuilt_rows=found.num_rebuilt_rows,
+    )

@@ -9,7 +9,7 @@ from services.metrics.rows import Row
 from services.metrics.sinks.jsonl import JsonlSink
 from services.metrics.sinks.sink import Cursor
 
-ROWS = [Row(n, b'{"step":%d}' % n, None, True) for n in range(1, 6)]
+ROWS = [Row(n, "r", b'{"step":%d}' % n, None, True, 0) for n in range(1, 6)]
 LINES = [row.body + b"\n" for row in ROWS]
 WHOLE = b"".join(LINES)
 

@@ -19,7 +19,7 @@ def row_of(*parts: tuple[str, Part]) -> dict[str, object]:
     step = Step(KEY)
     for producer, said in parts:
         assert merge(step, said, producer=producer, incarnation=1) == []
-    return dict(reduce_step(step)[0])
+    return dict(reduce_step(step).values)
 
 
 def test_mean_is_of_tokens_and_not_of_means() -> None:
@@ -66,14 +66,14 @@ def test_conflicting_kinds_are_told_and_the_first_kept() -> None:
     merge(step, part({"x": Sum(1)}), producer="p", incarnation=1)
     problems = merge(step, part({"x": Last(5), "y": Last(1)}), producer="p", incarnation=1)
     assert "x" in problems[0]
-    assert reduce_step(step)[0] == {"x": 1, "y": 1}
+    assert reduce_step(step).values == {"x": 1, "y": 1}
 
 
 def test_producer_that_started_again_replaces_what_it_said() -> None:
     step = Step(KEY)
     for incarnation, value in [(1, 10), (2, 1), (1, 100)]:
         merge(step, part({"x": Sum(value)}), producer="p", incarnation=incarnation)
-    assert reduce_step(step)[0] == {"x": 1}
+    assert reduce_step(step).values == {"x": 1}
 
 
 def test_row_is_complete_when_all_its_parts_are_in() -> None:
@@ -88,13 +88,24 @@ GOOD = {"event": "metrics", "axis": "train/step", "step": 1, "part": "a", "parts
 
 
 WRONG: list[dict[str, object]] = [
-    *({"axis": "x"}, {"step": "1"}, {"step": 1.5}, {"step": True}, {"step": 2**63}, {"part": 1}, {"parts": "a"}),
+    *(
+        {"axis": "x y"},
+        {"axis": "x/"},
+        {"axis": "x" * 129},
+        {"axis": None},
+        {"step": "1"},
+        {"step": 1.5},
+        {"step": True},
+        {"step": 2**63},
+        {"part": 1},
+        {"parts": "a"},
+    ),
     *(
         {"axis": ["train/step"]},
         {"part": ["a"]},
         {"values": []},
         {"values": None},
-        {"attempt": None},
+        {"attempt": "1"},
         {"rollout_id": "x"},
         {"run": 3},
     ),
@@ -111,5 +122,5 @@ def test_bad_value_costs_only_itself() -> None:
     said = read_part(
         {**GOOD, "values": {"x": ["last", 1], "y": ["last", "1"], "z": ["mean", 1], "w": 3, "v": [[], 1], "u": [{}, 1]}}
     )
-    assert said.values == {"x": Last(1)}
-    assert len(said.bad_values) == 5
+    assert said.values == {"x": Last(1), "w": Last(3)}
+    assert list(said.bad_values) == ["y", "z", "v", "u"]

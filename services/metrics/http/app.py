@@ -31,9 +31,9 @@ def make_app(
 
     @app.get("/readyz")
     async def readyz(response: Response) -> dict[str, str]:
-        ready = is_ready() and not writer.failing
+        ready = is_ready() and not (writer.failing or writer.holding)
         response.status_code = 200 if ready else 503
-        return {"status": "ready" if ready else "not ready", "reason": writer.failing}
+        return {"status": "ready" if ready else "not ready", "reason": writer.failing or writer.holding}
 
     @app.get("/api/status")
     async def api_status() -> dict[str, object]:
@@ -47,8 +47,9 @@ def make_app(
         return {
             **known,
             "num_rows_waiting": writer.rows.num_waiting,
-            **vars(writer.counts),
+            **writer.counts.shown(),
             "store_error": writer.failing,
+            "holding": writer.holding,
         }
 
     @app.get("/api/rows")
