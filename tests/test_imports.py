@@ -22,7 +22,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "wandb": ("services.metrics",),
     "fastapi": ("services.metrics", "services.router", "services.rollout.engine"),
     "uvicorn": ("services.metrics", "services.router", "services.rollout.engine"),
-    "aiohttp": ("services.rollout", "services.router"),
+    "aiohttp": ("services.rollout", "services.router", "services.metrics"),
     "tyro": ("furlong.config",),
     "sglang": (),
     "ray": (),

@@ -1,4 +1,4 @@
-"""What of a row is new to who shows it: the numbers, histograms and tables that an amended row did not say before. Pure."""
+"""What of a row is new to who shows it: the numbers, histograms and tables that it did not say before. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,17 +35,16 @@ def drawn(row: Row) -> Drawn | None:
 
 def read_row(row_id: int, time_us: int, body: Mapping[str, Any], prior: Mapping[str, Any] | None) -> Drawn | None:
     """The same, of parsed rows."""
-    values = _changed(body, prior, "values")
-    histograms, tables = _changed(body, prior, "histograms"), _changed(body, prior, "tables")
+    values = changed(body, prior, "values")
+    histograms, tables = changed(body, prior, "histograms"), changed(body, prior, "tables")
     if not values and not histograms and not tables:
         return None
     numbers = {name: float(value) for name, value in values.items()}  # the strings for NaN and infinities too
-    return Drawn(
-        row_id, body["run"], body["axis"], body["step"], body["attempt"], time_us, numbers, histograms, tables
-    )
+    return Drawn(row_id, body["run"], body["axis"], body["step"], body["attempt"], time_us, numbers, histograms, tables)
 
 
-def _changed(body: Mapping[str, Any], prior: Mapping[str, Any] | None, part: str) -> Mapping[str, Any]:
+def changed(body: Mapping[str, Any], prior: Mapping[str, Any] | None, part: str) -> Mapping[str, Any]:
+    """What of `values`, `histograms` or `tables` was not said before."""
     now = body.get(part, {})
     before = prior.get(part, {}) if prior else {}
     return {name: value for name, value in now.items() if name not in before or before[name] != value}

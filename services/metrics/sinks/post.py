@@ -9,9 +9,11 @@ import ipaddress
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import aiohttp
+
+from furlong.jsonline import Secrets
 
 CONNECT_LIMIT_S = 10.0
 MAX_ANSWER_BYTES = 64 * 1024
@@ -28,7 +30,7 @@ class NotNow(PostFailed):
     def __init__(self, text: str, retry_after_s: float) -> None:
         super().__init__(text)
         self.retry_after_s = retry_after_s
-        """As it asked. 0: it did not say."""
+        """As it asked; the sink's task waits that long. 0: it did not say."""
 
 
 class Unacceptable(PostFailed):
@@ -54,6 +56,7 @@ class Poster:
         self.where = shown(url)
         """The URL as it may be shown."""
         self._url, self._headers, self._limit_s = url, dict(headers or {}), limit_s
+        self._secrets = Secrets([*secrets_in(url), *self._headers.values()])
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
@@ -92,7 +95,7 @@ class Poster:
         status = response.status
         if 200 <= status < 300:
             return
-        said = answer[:300].decode(errors="replace").strip()
+        said = self._secrets.redact(answer[:300].decode(errors="replace").strip())
         text = f"{self.where} answered {status}" + (f": {said}" if said else "")
         if 300 <= status < 400:
             raise PostFailed(f"{self.where} answered {status}: redirects are not followed, give the final URL")
@@ -104,7 +107,7 @@ class Poster:
 
 
 def retry_after_s(header: str, now: float | None = None) -> float:
-    """Seconds that a Retry-After asks for, in either form, at most MAX_RETRY_AFTER_S. 0: nothing, or nothing legible."""
+    """Seconds that a Retry-After asks for, in either form, at most MAX_RETRY_AFTER_S. 0: none that can be read."""
     try:
         seconds = float(header) if header.strip().isdigit() else _until(header, time.time() if now is None else now)
     except (ValueError, TypeError, OverflowError):
@@ -129,6 +132,13 @@ def shown(url: str) -> str:
     except ValueError:
         return "[a URL that cannot be read]"
     return f"{parts.scheme}://{parts.hostname or ''}{port}"
+
+
+def secrets_in(url: str) -> list[str]:
+    """The parts of a URL that may be secret: all but scheme, host, port and short names of folders."""
+    parts = urlsplit(url)
+    folders = [part for part in parts.path.split("/") if len(part) >= 16]
+    return [*folders, parts.password or "", *(value for _, value in parse_qsl(parts.query))]
 
 
 def problem_of(url: str) -> str:

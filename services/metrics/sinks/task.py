@@ -71,6 +71,7 @@ class SinkTask(Generic[Item]):
         self._closing = asyncio.Event()
         self._moved = asyncio.Condition()
         self._backoff_s = FIRST_BACKOFF_S
+        self._asked_for_s = 0.0
         self._task = asyncio.create_task(self._run(), name=f"sink-{sink.name}")
 
     def notify(self) -> None:
@@ -217,6 +218,7 @@ class SinkTask(Generic[Item]):
         if text != self.last_error:  # once a cause, not at every try
             log.warning("sink_failing", sink=self.sink.name, error=text, retry_s=self._backoff_s)
         self.state, self.last_error = "failing", text
+        self._asked_for_s = getattr(error, "retry_after_s", 0.0)
         await self._abort()
 
     async def _abort(self) -> None:
@@ -228,6 +230,7 @@ class SinkTask(Generic[Item]):
     async def _pause(self) -> None:
         """Until the next try; a close ends it early, and is then tried a few times in quick succession."""
         limit_s = self._backoff_s * random.uniform(0.5, 1.0)  # sinks of many services do not come back all at once
+        limit_s = max(limit_s, self._asked_for_s)
         self._backoff_s = min(MAX_BACKOFF_S, self._backoff_s * 2)
         if self._closing.is_set():
             await asyncio.sleep(min(limit_s, FIRST_BACKOFF_S))

@@ -1,0 +1,141 @@
+"""Rows by POST: each arrives, a bad one alone is left out, and no secret of the URL is told."""
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+
+from services.metrics.sinks.post import is_loopback, retry_after_s, shown
+from tests.metrics.running import MetricsProcess, batch, part, send, until
+from tests.metrics.sinks.receiver import Receiver, Reply, Request, receiving
+
+Make = Callable[..., MetricsProcess]
+
+
+def post_rows(service: MetricsProcess, count: int, *, first: int = 1) -> None:
+    send(service, batch([part(n, {"train/loss": ["last", n]}) for n in range(first, first + count)], first=first))
+
+
+def rows_in(request: Request) -> list[dict[str, object]]:
+    return json.loads(request.body)["rows"]
+
+
+def steps_at(receiver: Receiver) -> list[object]:
+    return [row["step"] for request in receiver.taken for row in rows_in(request)]
+
+
+def sink_of(service: MetricsProcess, name: str = "webhook") -> object:
+    return next(sink for sink in service.status().sinks if sink.name == name)
+
+
+def test_rows_arrive_as_they_are_once_and_in_order(make: Make) -> None:
+    with receiving() as receiver:
+        service = make(metrics_webhook=f"{receiver.url}/in").start()
+        post_rows(service, 600)
+        until(lambda: len(steps_at(receiver)) >= 600, "600 rows")
+        service.stop()
+        assert steps_at(receiver) == list(range(1, 601))
+        first = rows_in(receiver.taken[0])[0]
+        assert (first["row"], first["run"], first["axis"], first["values"]) == (1, "r", "train/step", {"train/loss": 1})
+        assert len({request.headers["idempotency-key"] for request in receiver.taken}) == len(receiver.taken)
+
+
+@pytest.mark.parametrize("away_s", [1.5, pytest.param(20.0, marks=pytest.mark.slow)])
+def test_receiver_that_is_away_for_a_while_gets_every_row_once_it_is_back(make: Make, away_s: float) -> None:
+    begun = time.monotonic()
+
+    def answer(request: Request) -> Reply:
+        return Reply(503, {"Retry-After": "1"}) if time.monotonic() - begun < away_s else Reply()
+
+    with receiving(answer) as receiver:
+        service = make(metrics_webhook=receiver.url).start()
+        post_rows(service, 100)
+        assert len(service.wait_rows(100)) == 100  # another sink does not wait
+        until(lambda: len(steps_at(receiver)) >= 100, "100 rows", limit_s=60)
+        assert steps_at(receiver) == list(range(1, 101))
+        keys = [request.headers["idempotency-key"] for request in receiver.requests]
+        assert keys[0] == keys[1]  # the same rows under the same key
+
+
+def test_one_bad_row_of_a_hundred_is_left_out_and_counted(make: Make) -> None:
+    def answer(request: Request) -> Reply:
+        return Reply(400, body=b"no 37") if any(row["step"] == 37 for row in rows_in(request)) else Reply()
+
+    with receiving(answer) as receiver:
+        service = make(metrics_webhook=receiver.url).start()
+        post_rows(service, 100)
+        until(lambda: len(steps_at(receiver)) >= 99, "99 rows")
+        post_rows(service, 1, first=101)
+        until(lambda: len(steps_at(receiver)) >= 100, "the next row")
+        assert sorted(map(int, map(str, steps_at(receiver)))) == [n for n in range(1, 102) if n != 37]
+        assert sink_of(service).num_rows_refused == 1  # type: ignore[attr-defined]
+        assert len(service.rows()) == 101
+        assert '"reason":"' in service.run_dir.log("metrics").read_text().replace('": "', '":"')
+
+
+def test_receiver_that_refuses_everything_costs_no_row(make: Make) -> None:
+    refusing = [True]
+    with receiving(lambda request: Reply(400 if refusing[0] else 200)) as receiver:
+        service = make(metrics_webhook=receiver.url).start()
+        post_rows(service, 5)
+        until(lambda: sink_of(service).state == "failing", "failing")  # type: ignore[attr-defined]
+        refusing.clear()
+        refusing.append(False)
+        until(lambda: len(steps_at(receiver)) >= 5, "five rows")
+        assert sink_of(service).num_rows_refused == 0  # type: ignore[attr-defined]
+
+
+def test_redirect_is_not_followed_and_secrets_of_the_url_are_not_told(make: Make) -> None:
+    with receiving(lambda request: Reply(307, {"Location": "/elsewhere"}, b"not HUSHHUSH")) as receiver:
+        url = receiver.url.replace("//", "//user:HUSHHUSH@") + "/hook/HUSHHUSHHUSHHUSH?token=HUSHHUSH"
+        service = make(metrics_webhook=url).start()
+        post_rows(service, 1)
+        until(lambda: sink_of(service).state == "failing", "failing")  # type: ignore[attr-defined]
+        assert "redirects are not followed" in sink_of(service).last_error  # type: ignore[attr-defined]
+        service.stop()
+        assert {request.path for request in receiver.requests} == {"/hook/HUSHHUSHHUSHHUSH?token=HUSHHUSH"}
+        assert "HUSH" not in service.run_dir.log("metrics").read_text()
+        assert "HUSH" not in (service.run_dir.root / "stderr").read_text()
+
+
+def test_proxy_of_the_environment_is_not_asked_for_this_machine(make: Make) -> None:
+    with receiving() as receiver, receiving() as proxy:
+        service = make(metrics_webhook=receiver.url, environment={"http_proxy": proxy.url, "no_proxy": ""}).start()
+        post_rows(service, 1)
+        until(lambda: steps_at(receiver), "a row")
+        assert proxy.requests == []
+
+
+def test_receiver_killed_with_its_answer_under_way_gets_the_same_key_again(make: Make) -> None:
+    """The service dies between the POST and its memory of it."""
+    with receiving() as receiver:
+        service = make(metrics_webhook=receiver.url).start()
+        receiver.answer = lambda request: (service.kill(), Reply())[1]
+        post_rows(service, 3)
+        until(lambda: len(receiver.taken) >= 1, "a POST")
+        receiver.answer = lambda request: Reply()
+        service.start()
+        post_rows(service, 2, first=4)
+        until(lambda: len(set(map(str, steps_at(receiver)))) >= 5, "all rows")
+        keys = [request.headers["idempotency-key"] for request in receiver.taken]
+        by_key = dict(zip(keys, receiver.taken, strict=True))
+        assert [row["step"] for request in by_key.values() for row in rows_in(request)] == [1, 2, 3, 4, 5]
+        assert len(keys) > len(by_key)
+
+
+def test_retry_after_is_read_in_both_forms() -> None:
+    assert retry_after_s("7") == 7
+    assert retry_after_s("Sun, 06 Nov 1994 08:49:37 GMT", now=784111757) == 20
+    assert [retry_after_s(text) for text in ("", "soon", "-3", "nan")] == [0, 0, 0, 0]
+    assert retry_after_s("86400") == 300
+
+
+def test_only_the_place_of_a_url_is_shown() -> None:
+    assert shown("https://u:p@host:99/a/b?c=d") == "https://host:99"
+    assert [is_loopback(url) for url in ("http://127.0.0.1:1", "http://[::1]/", "http://localhost", "http://a.b")] == [
+        True,
+        True,
+        True,
+        False,
+    ]
