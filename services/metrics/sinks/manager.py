@@ -201,9 +201,9 @@ class SinkManager:
         specs = [spec for spec in self._specs.values() if self._kind(spec.name).per_run]
         if not specs or self._closed:
             return
-        known = await asyncio.to_thread(self._reader.runs) if hasattr(self._reader, "runs") else []
+        known = await asyncio.to_thread(self._reader.runs)
         for spec in specs:
-            for run in known:
+            for run in [run.name for run in known]:
                 if run not in self._tasks[spec.name]:
                     try:
                         await self._begin_run(spec, run)
@@ -286,7 +286,8 @@ class SinkManager:
         return self._secrets.redact_tree(value)
 
     def _stored(self) -> list[SinkSpec]:
-        found = self._reader.live_sinks() if hasattr(self._reader, "live_sinks") else []
+        find = "SELECT name, kind, options FROM sinks ORDER BY rowid"
+        found = self._reader.query(find)
         return [
             SinkSpec(name, kind, orjson.loads(options), live=True) for name, kind, options in found if kind in KINDS
         ]

@@ -5,14 +5,15 @@ Never holds what it has read.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from services.metrics.rows import Row, RowReader
+from services.metrics.rows import Row, RowReader, StoredBatch
 
 Item = TypeVar("Item")
 
 MAX_ITEMS = 256
 MAX_BYTES = 8 * 1024 * 1024
+MAX_COUNTED = 100_000
 FIRST_ITEMS = 16
 """Before it is known how large they are."""
 
@@ -52,7 +53,7 @@ class RowSource:
         self._reader, self._run = reader, run
 
     def after(self, item_id: int, limit: int) -> Sequence[Row]:
-        return self._reader.after(item_id, limit) if self._run is None else self._of_run(item_id, limit)
+        return self._reader.after(item_id, limit, run=self._run)
 
     def last_id(self) -> int:
         return self._reader.last_row_id()
@@ -63,14 +64,20 @@ class RowSource:
     def size_of(self, item: Row) -> int:
         return len(item.body) + len(item.prior or b"")
 
-    def _of_run(self, item_id: int, limit: int) -> Sequence[Row]:
-        return [row for row in self._reader.after(item_id, limit) if getattr(row, "run", self._run) == self._run]
-
     def behind(self, item_id: int) -> Behind:
         first = self.after(item_id, 1)
         if not first:
             return Behind(0, 0)
-        return Behind(self.last_id() - item_id, getattr(first[0], "emitted_us", 0))
+        return Behind(self._num_after(item_id), first[0].emitted_us)
+
+    def _num_after(self, item_id: int) -> int:
+        if self._run is None:
+            return self.last_id() - item_id
+        count = (
+            "SELECT count(*) FROM (SELECT 1 FROM rows WHERE run_id = (SELECT id FROM runs WHERE name = ?)"
+            " AND id > ? LIMIT ?)"
+        )
+        return int(self._reader.query(count, (self._run, item_id, MAX_COUNTED))[0][0])
 
 
 class BatchSource:
@@ -79,16 +86,16 @@ class BatchSource:
     def __init__(self, reader: RowReader) -> None:
         self._reader = reader
 
-    def after(self, item_id: int, limit: int) -> Sequence[Any]:
+    def after(self, item_id: int, limit: int) -> Sequence[StoredBatch]:
         return self._reader.batches_after(item_id, limit)
 
     def last_id(self) -> int:
         return self._reader.last_batch_id()
 
-    def id_of(self, item: Any) -> int:
+    def id_of(self, item: StoredBatch) -> int:
         return item.batch_id
 
-    def size_of(self, item: Any) -> int:
+    def size_of(self, item: StoredBatch) -> int:
         return sum(map(len, item.bodies))
 
     def behind(self, item_id: int) -> Behind:
