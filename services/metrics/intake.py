@@ -64,6 +64,8 @@ class Taken:
     through_sequence: int
     num_refused: int
     first_refusal: str
+    num_known: int = 0
+    """Records that were in the store already."""
 
 
 @dataclass
@@ -138,7 +140,7 @@ class Intake:
         for name, mark in batch.marks.items():
             put_mark(self._connection, name, mark)
         self._counts.num_refused += len(refusals)
-        return Taken(producer.through_sequence, len(refusals), refusals[0] if refusals else "")
+        return Taken(producer.through_sequence, len(refusals), refusals[0] if refusals else "", num_known)
 
     def _all_good(self, first: int, bodies: tuple[bytes, ...]) -> _Good | None:
         """The usual case, without a step of Python a record. None: something is to be looked at."""

@@ -21,10 +21,12 @@ from furlong.service import ServiceContext
 from furlong.v1 import metrics_pb2_grpc
 from services.metrics.bell import Bell
 from services.metrics.collector import collect_for_ever
+from services.metrics.feed import Feed
 from services.metrics.http.app import make_app
 from services.metrics.http.server import serve_http
 from services.metrics.ingest import MetricsServicer
 from services.metrics.lock import StoreLock
+from services.metrics.queries import Queries
 from services.metrics.rows import RowReader
 from services.metrics.sinks.flags import specs_of
 from services.metrics.sinks.manager import SinkManager
@@ -51,6 +53,10 @@ class Parts:
     on_commit: list[Callable[[Committed], object]]
     """Called in the writer's thread with what a commit brought; must be quick."""
     sinks: SinkManager
+    queries: Queries
+    """Questions about the store."""
+    feed: Feed
+    """What comes into the store, live. Alerts are published to it."""
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the service takes records in and answers."""
     _drain_until: float = 0.0
@@ -117,7 +123,9 @@ async def _store(context: ServiceContext) -> AsyncGenerator[Parts]:
                 secrets=logs.secrets(),
                 own_run=context.config.run.name,
             )
-            yield Parts(context, path, writer, reader, on_rows, on_commit, sinks)
+            feed = Feed()
+            on_commit.append(feed.publish)
+            yield Parts(context, path, writer, reader, on_rows, on_commit, sinks, Queries(path), feed)
         finally:
             reader.close()
             await asyncio.to_thread(writer.close, 5.0)  # the last connection to close tidies the store's files
@@ -126,9 +134,13 @@ async def _store(context: ServiceContext) -> AsyncGenerator[Parts]:
 @contextlib.asynccontextmanager
 async def _http(parts: Parts, servicer: MetricsServicer) -> AsyncGenerator[str]:
     config = parts.context.config
-    app = make_app(writer=parts.writer, reader=parts.reader, status=servicer.status, is_ready=parts.ready.is_set)
+    app = make_app(parts, status=servicer.status)
     async with serve_http(app, host=config.run.host, port=config.metrics.metrics_port) as http:
-        yield http
+        try:
+            yield http
+        finally:
+            parts.feed.close()
+            parts.queries.close()
 
 
 @contextlib.asynccontextmanager

@@ -1,62 +1,60 @@
-"""HTTP for people and probes: /healthz, /readyz, /api/status, /api/rows. Reads only."""
+"""The HTTP application: every address of the metrics service, its errors, and its page of documentation."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fastapi import FastAPI, Query, Response
-from google.protobuf.json_format import MessageToDict
+from fastapi import APIRouter, FastAPI, Response
+from fastapi.routing import APIRoute
 
-from furlong.records import AXES
+from furlong import __version__
 from furlong.v1.metrics_pb2 import GetMetricsStatusResponse
-from services.metrics.rows import RowReader
-from services.metrics.writer import Writer
+from services.metrics.http import asking, errors, live, records, sinks, state
+from services.metrics.http.guard import Guard, MethodTable
 
-MAX_ROWS = 10_000
-_JSON = "application/json"
+if TYPE_CHECKING:
+    from services.metrics.parts import Parts
+
+DESCRIPTION = """Takes in log lines and numbers of any number of runs, keeps them on disk, and answers questions about
+them. Errors are JSON: {"error": what is wrong, "remedy": what to do}."""
 
 
 def make_app(
-    *,
-    writer: Writer,
-    reader: RowReader,
-    status: Callable[[], Awaitable[GetMetricsStatusResponse]],
-    is_ready: Callable[[], bool],
+    parts: "Parts", *, status: Callable[[], Awaitable[GetMetricsStatusResponse]], more: Sequence[APIRouter] = ()
 ) -> FastAPI:
-    """The application; `status` is what gRPC's GetStatus says."""
-    app = FastAPI(title="Furlong metrics", docs_url=None, redoc_url=None)
+    """The application.
 
-    @app.get("/healthz")
-    async def healthz() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @app.get("/readyz")
-    async def readyz(response: Response) -> dict[str, str]:
-        ready = is_ready() and not (writer.failing or writer.holding)
-        response.status_code = 200 if ready else 503
-        return {"status": "ready" if ready else "not ready", "reason": writer.failing or writer.holding}
-
-    @app.get("/api/status")
-    async def api_status() -> dict[str, object]:
-        known = MessageToDict(
-            await status(), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-        )
-        for name in ("num_records", "num_rows", "num_refused"):
-            known[name] = int(known[name])  # protobuf writes 64-bit integers as strings
-        for sink in known["sinks"]:
-            sink["num_rows_behind"] = int(sink["num_rows_behind"])
-        return {
-            **known,
-            "num_rows_waiting": writer.rows.num_waiting,
-            **writer.counts.shown(),
-            "store_error": writer.failing,
-            "holding": writer.holding,
-        }
-
-    @app.get("/api/rows")
-    async def api_rows(axis: str = "rollout/step", last: int = Query(default=100, ge=1, le=MAX_ROWS)) -> Response:
-        if axis not in AXES:
-            return Response(f'{{"error": "axis must be one of {", ".join(AXES)}"}}', 400, media_type=_JSON)
-        found = await asyncio.to_thread(reader.newest, axis, last)
-        return Response(b"[" + b",\n".join(found) + b"]", media_type=_JSON)
-
+    status: what gRPC's GetStatus says. more: routes of other parts of the service.
+    """
+    app = FastAPI(title="Furlong metrics", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None)
+    errors.install(app)
+    ours = [
+        records.router(parts.writer),
+        asking.router(parts.queries),
+        live.router(parts.queries, parts.feed),
+        sinks.router(parts.sinks),
+        state.router(writer=parts.writer, status=status, is_ready=parts.ready.is_set),
+        _pages(),
+    ]
+    methods = MethodTable()
+    for routes in (*ours, *more):
+        app.include_router(routes)
+        for route in routes.routes:
+            if isinstance(route, APIRoute):
+                methods.add(route.path, route.methods or ())
+    methods.add("/openapi.json", ["GET"])
+    app.add_middleware(Guard, methods=methods)
     return app
+
+
+def _pages() -> APIRouter:
+    routes = APIRouter(include_in_schema=False)
+    page = (Path(__file__).parent / "docs.html").read_bytes()
+
+    @routes.get("/")
+    @routes.get("/docs")
+    async def docs() -> Response:
+        """The documentation; it needs nothing from elsewhere."""
+        return Response(page, media_type="text/html; charset=utf-8")
+
+    return routes

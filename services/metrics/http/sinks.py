@@ -1,0 +1,70 @@
+"""GET, POST and DELETE /api/sinks: which sinks there are, and adding and removing them while the service runs."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Body, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from furlong.config import ConfigError
+from services.metrics.http.errors import Problem
+from services.metrics.sinks.manager import SinkManager, UnknownSink
+from services.metrics.sinks.sink import SinkSpec
+
+if TYPE_CHECKING:
+    from services.metrics.sinks.manager import ListedSink
+
+
+_NEW = {"name": "board", "kind": "tensorboard", "options": {"dir": "tensorboard"}}
+
+
+class NewSink(BaseModel):
+    """A sink to add."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(max_length=128)
+    """A name of your choice."""
+    kind: str = Field(max_length=64)
+    """For example tensorboard or webhook."""
+    options: dict[str, Any] = {}  # Any: what the kind takes
+    """What the kind takes."""
+
+
+def router(sinks: SinkManager) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(prefix="/api/sinks", tags=["sinks"])
+
+    @routes.get("", summary="The sinks, and how far each is")
+    async def listed() -> dict[str, object]:
+        """Options that are secret are masked."""
+        return {"sinks": [_form(sink) for sink in await sinks.listed()]}
+
+    @routes.post("", status_code=201, summary="Add a sink")
+    async def add(sink: Annotated[NewSink, Body(examples=[_NEW])]) -> dict[str, object]:
+        """It is kept: the service has it at its next start too. It gets every row that the store still has."""
+        try:
+            await sinks.add(SinkSpec(sink.name, sink.kind, sink.options))
+        except ConfigError as error:
+            first = error.problems[0]
+            raise Problem(400, str(error), first.remedy or "GET /docs says what is taken.") from None
+        return {"sinks": [_form(known) for known in await sinks.listed() if known.name == sink.name]}
+
+    @routes.delete("/{name}", status_code=204, summary="Remove a sink")
+    async def remove(name: str) -> Response:
+        """What it has taken stays where it is; how far it was is forgotten."""
+        try:
+            await sinks.remove(name)
+        except UnknownSink:
+            known = ", ".join([known.name for known in await sinks.listed()])
+            raise Problem(404, f"there is no sink {name[:100]!r}", f"There are: {known}.") from None
+        except ConfigError as error:
+            raise Problem(409, str(error), error.problems[0].remedy or "Change the flags.") from None
+        return Response(status_code=204)
+
+    return routes
+
+
+def _form(sink: "ListedSink") -> Mapping[str, object]:
+    return asdict(sink)
