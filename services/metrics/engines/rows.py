@@ -1,0 +1,102 @@
+"""What lines and endpoints say of the engines, gathered to one metrics record an interval, on the axis `engine/time`.
+
+A step is the whole second in which its interval ends; what a line says belongs to the interval of the line's own time,
+so that a backlog makes the rows that it would have made when it was written. An interval without news makes no record.
+Used by one thread; knows no store.
+"""
+
+import math
+from collections.abc import Mapping
+
+import orjson
+import structlog
+
+from furlong.records import Value, combine, decode_value, encode_value
+
+log = structlog.get_logger()
+
+MAX_SERIES = 1_000
+MAX_INTERVALS = 256
+"""Intervals that are open at once: a backlog has many."""
+MAX_AHEAD_S = 60.0
+"""A time further in the future is a clock that is wrong: now counts instead."""
+_CLOSE_AFTER_S = 0.5
+
+
+class EngineRows:
+    """The intervals that are not over."""
+
+    def __init__(self, *, run: str, interval_s: float) -> None:
+        self._run, self._interval_s = run, max(1.0, interval_s)
+        self._open: dict[int, dict[str, Value]] = {}
+        self._series: set[str] = set()
+        self.num_left_out = 0
+        """Values beyond the bound on series."""
+
+    def add(self, instance: str, at_s: float, values: Mapping[str, Value], *, now_s: float) -> None:
+        """Values of one instance; several of one interval are reduced together."""
+        if at_s > now_s + MAX_AHEAD_S:
+            at_s = now_s
+        step = math.ceil(math.floor(at_s / self._interval_s + 1) * self._interval_s)
+        row = self._open.setdefault(step, {})
+        for name, value in values.items():
+            key = f"engine/{instance}/{name}"
+            if key not in self._series and not self._may_begin(key):
+                continue
+            known = row.get(key)
+            row[key] = value if known is None else combine(known, value)
+
+    def due(self, now_s: float, *, everything: bool = False) -> list[bytes]:
+        """The records of the intervals that are over, oldest first."""
+        over = [step for step in self._open if everything or step + _CLOSE_AFTER_S <= now_s]
+        if len(self._open) - len(over) > MAX_INTERVALS:
+            over = sorted(self._open)[: len(self._open) - MAX_INTERVALS]
+        return [self._record(step, self._open.pop(step)) for step in sorted(over) if self._open[step]]
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing waits."""
+        return not self._open
+
+    def dump(self) -> bytes:
+        """For a mark: what was taken of lines that are done with, and stands in no record yet."""
+        return orjson.dumps(
+            {str(step): {k: encode_value(v) for k, v in row.items()} for step, row in self._open.items()}
+        )
+
+    def load(self, body: bytes) -> None:
+        """The inverse of dump. What cannot be read is left out."""
+        try:
+            given = orjson.loads(body)
+            self._open = {
+                int(step): {key: decode_value(value) for key, value in row.items()} for step, row in given.items()
+            }
+        except (ValueError, TypeError, AttributeError) as error:
+            log.warning("engine_rows_not_restored", error=str(error))
+            self._open = {}
+        self._series = {key for row in self._open.values() for key in row}
+
+    def _may_begin(self, key: str) -> bool:
+        if len(self._series) < MAX_SERIES:
+            self._series.add(key)
+            return True
+        if not self.num_left_out:
+            log.warning("engine_series_limit", limit=MAX_SERIES, first_left_out=key)
+        self.num_left_out += 1
+        return False
+
+    def _record(self, step: int, row: dict[str, Value]) -> bytes:
+        return orjson.dumps(
+            {
+                "event": "metrics",
+                "level": "debug",
+                "run": self._run,
+                "service": "metrics",
+                "axis": "engine/time",
+                "step": step,
+                "attempt": 1,
+                "part": "engines",
+                "parts": ["engines"],
+                "values": {key: encode_value(value) for key, value in sorted(row.items())},
+            }
+        )
