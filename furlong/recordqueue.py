@@ -1,14 +1,18 @@
 """The bounded queue between a call that records something and the thread that ships it.
 
-Putting never waits. When the queue is full, what matters least goes first: debug and info lines, then warnings and
-errors, then metrics; and among them the oldest. What went is counted.
+Putting never waits: who takes holds the lock for as long as it takes to move some references. When the queue is full,
+what matters least goes first: debug and info lines, then warnings and errors, then metrics; and among them the oldest.
+What went is counted.
 """
 
 import enum
 import os
 import threading
+from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import NamedTuple
 from weakref import WeakSet
 
 
@@ -23,13 +27,15 @@ class Priority(enum.IntEnum):
     """Numbers, and records of a program's own."""
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """One encoded record."""
 
     priority: Priority
     body: bytes
     """A JSON object. Empty: it was dropped, only its number is left."""
+
+
+_RECORD = partial(tuple.__new__, Record)  # as Record(...), without a call in Python for each
 
 
 class RecordQueue:
@@ -42,7 +48,7 @@ class RecordQueue:
 
     def _renew(self) -> None:
         self._lock = threading.RLock()  # reentrant: a signal handler may log while this thread is in here
-        self._lanes: tuple[deque[tuple[int, bytes]], ...] = (deque(), deque(), deque())
+        self._lanes: tuple[deque[tuple[int, Priority, bytes]], ...] = (deque(), deque(), deque())
         self._num_records = self._num_bytes = self.num_put = 0
         self.num_dropped = [0, 0, 0]
 
@@ -55,28 +61,35 @@ class RecordQueue:
                 if not self._drop_up_to(priority):
                     self.num_dropped[priority] += 1
                     return self._num_records
-            self._lanes[priority].append((self.num_put, body))
+            self._lanes[priority].append((self.num_put, priority, body))
             self._num_records += 1
             self._num_bytes += size
             return self._num_records
 
     def take(self, *, max_records: int, max_bytes: int) -> list[Record]:
         """Remove the oldest; at least one if there is one."""
-        taken: list[Record] = []
-        size = 0
         with self._lock:
-            while len(taken) < max_records:
-                waiting = [(lane[0][0], number) for number, lane in enumerate(self._lanes) if lane]
-                if not waiting:
-                    break
-                number = min(waiting)[1]
-                body = self._lanes[number][0][1]
-                if taken and size + len(body) > max_bytes:
-                    break
-                self._remove_oldest(number)
-                size += len(body)
-                taken.append(Record(Priority(number), body))
-        return taken
+            if not self._num_records:
+                return []
+            taken = self._pop_oldest(max_records)
+            sizes = list(accumulate([len(item[2]) for item in taken]))
+            fit = max(1, bisect_right(sizes, max_bytes))
+            for item in reversed(taken[fit:]):
+                self._lanes[item[1]].appendleft(item)
+            del taken[fit:]
+            self._num_records -= len(taken)
+            self._num_bytes -= sizes[len(taken) - 1]
+        return list(map(_RECORD, [item[1:] for item in taken]))
+
+    def _pop_oldest(self, max_records: int) -> list[tuple[int, Priority, bytes]]:
+        """Out of all lanes, in the order they were put."""
+        popped = [[lane.popleft() for _ in range(min(len(lane), max_records))] for lane in self._lanes if lane]
+        if len(popped) == 1:
+            return popped[0]
+        merged = sorted(item for some in popped for item in some)  # by the count, which none share
+        for item in reversed(merged[max_records:]):
+            self._lanes[item[1]].appendleft(item)
+        return merged[:max_records]
 
     def oldest(self) -> int | None:
         """The count at which the oldest waiting record was put. None: the queue is empty."""
@@ -99,7 +112,7 @@ class RecordQueue:
         return False
 
     def _remove_oldest(self, number: int) -> None:
-        _, body = self._lanes[number].popleft()
+        _, _, body = self._lanes[number].popleft()
         self._num_records -= 1
         self._num_bytes -= len(body)
 

@@ -14,7 +14,7 @@ Besides numbers a value may be a distribution, `["histogram", [edges], [counts]]
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, SupportsFloat
@@ -127,6 +127,8 @@ class Table:
 Scalar = Mean | Sum | Min | Max | Last
 Value = Scalar | Histogram | Table
 
+_MAX_INTEGER = 2**63
+
 _KINDS: dict[str, type[Sum] | type[Min] | type[Max] | type[Last]] = {
     "sum": Sum,
     "min": Min,
@@ -167,6 +169,32 @@ def encode_values(values: Mapping[str, Value]) -> dict[str, Encoded]:
     return {name: encode_value(value) for name, value in values.items()}
 
 
+def encode_all(values: Mapping[str, Value], *, refuse: Callable[[str, Exception], None]) -> dict[str, Encoded]:
+    """For JSON: each value as a list of its kind and numbers. A number without a kind is the last one.
+
+    refuse: told of each value that is left out, and why. The usual kinds take no call each: a row has many values.
+    """
+    encoded: dict[str, Encoded] = {}
+    isfinite = math.isfinite
+    for name, value in values.items():
+        kind = type(value)
+        if kind is Last:
+            number = value.value  # type: ignore[union-attr]
+            if (type(number) is float and isfinite(number)) or (type(number) is int and abs(number) < _MAX_INTEGER):
+                encoded[name] = ["last", number]
+                continue
+        elif kind is Mean:
+            total, count = value.sum, value.count  # type: ignore[union-attr]
+            if type(total) is float and isfinite(total) and type(count) is int and 0 <= count < _MAX_INTEGER:
+                encoded[name] = ["mean", total, count]
+                continue
+        try:
+            encoded[name_of(name)] = encode_value(value) if isinstance(value, Value) else ["last", encode_number(value)]
+        except (ValueError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
+            refuse(name_of(name), error)
+    return encoded
+
+
 def encode_value(value: Value) -> Encoded:
     """["mean", sum, count], [kind, number], ["histogram", edges, counts] or ["table", columns, rows].
 
@@ -184,11 +212,6 @@ def encode_value(value: Value) -> Encoded:
         kinds = "Mean, Sum, Min, Max, Last, Histogram or Table"
         raise TypeError(f"a value must be {kinds}, got {type(value).__name__}")
     return [type(value).__name__.lower(), encode_number(value.value)]
-
-
-def dump_values(encoded: object) -> bytes:
-    """Encoded values as JSON."""
-    return orjson.dumps(encoded)
 
 
 def decode_value(encoded: object) -> Value:
@@ -255,7 +278,7 @@ def encode_number(number: SupportsFloat) -> Number | str:
     else:
         plain = float(number)
     if isinstance(plain, int):
-        return plain if -(2**63) <= plain < 2**63 else float(plain)
+        return plain if -_MAX_INTEGER <= plain < _MAX_INTEGER else float(plain)
     if math.isfinite(plain):
         return plain
     return "NaN" if math.isnan(plain) else ("Infinity" if plain > 0 else "-Infinity")
@@ -308,6 +331,11 @@ def is_finite(value: Value) -> bool:
     if isinstance(value, Histogram):
         return not value.num_nonfinite
     return isinstance(value, Table) or math.isfinite(value.sum if isinstance(value, Mean) else value.value)
+
+
+def name_of(name: object) -> str:
+    """A name that JSON can hold."""
+    return str(name).encode("utf-8", "replace").decode()
 
 
 def _cell(cell: object) -> Cell:

@@ -1,10 +1,13 @@
 """The thread that ships a process's records: numbers them, batches them, sends them again until they are acknowledged.
 
-While the metrics service is away, or makes no progress, records go to the spool; when it is back, the spool goes first,
-then what is new. In a forked child nothing is sent (gRPC does not survive a fork): its records stay in the spool, for
-the metrics service to collect when the child has ended.
+While the metrics service is away, holds, or makes no progress, records go to the spool; when it is back, the spool goes
+first, then what is new. A new stream is given one batch until it has acknowledged one: a service that holds, as when
+its disk is full, is asked now and then, not flooded. Works in short turns, so that callers never wait long for the
+interpreter. In a forked child nothing is sent (gRPC does not survive a fork): its records stay in the spool, for the
+metrics service to collect when the child has ended.
 """
 
+import random
 import threading
 import time
 from collections import deque
@@ -18,12 +21,17 @@ from furlong.spool import Batch, Spool
 if TYPE_CHECKING:
     from furlong.ingeststream import Acknowledged, Happening, IngestStream
 
-MAX_BATCH_RECORDS = 256
+MAX_BATCH_RECORDS = 1024
+SPOOL_BATCH_RECORDS = 256
 MAX_BATCH_BYTES = 1024 * 1024
 WINDOW_BATCHES = 16
 WINDOW_BYTES = 8 * 1024 * 1024
 LINGER_S = 0.02
 """How long a record waits for others to fill its batch."""
+QUIET_S = 1.0
+"""After so long without records the next one wakes the thread; before, the thread looks for it, and no call pays."""
+BREATH_S = 0.001
+"""Between two turns of work. Of the calls made meanwhile one waits for the next turn: longer, and fewer do."""
 GRACE_S = 1.0
 """How long records stay in memory when the service is not there, before they go to disk."""
 CONNECT_TIMEOUT_S = 3.0
@@ -80,10 +88,12 @@ class Shipper(threading.Thread):
         self._happened: deque[Happening] = deque()
         self._stream: IngestStream | None = None
         self._connecting: IngestStream | None = None
+        self._proven = False  # whether the stream has acknowledged anything
         self._window: deque[_Sent] = deque()
         self._memory: deque[Batch] = deque()  # numbered, neither sent nor spooled
         self._last_sequence = self._acked_sequence = 0
-        self._away_since = self._progress_at = time.monotonic()
+        self._away_since = self._progress_at = self._took_at = time.monotonic()
+        self._random = random.Random()  # its own: a run's numbers must not depend on how often a service was away
         self._next_attempt = self._attempted_at = 0.0
         self._backoff_s = 0.1
         self._failed_at = 0.0
@@ -101,7 +111,8 @@ class Shipper(threading.Thread):
     def tell(self, happening: "Happening") -> None:
         """From the stream's thread."""
         self._happened.append(happening)
-        self.wake.set()
+        if self.urgent or not self._can_take():
+            self.wake.set()
 
     def request_close(self, budget_s: float) -> None:
         """Send what is left, at most so long, and end. A service that is away is looked for once more."""
@@ -112,6 +123,7 @@ class Shipper(threading.Thread):
         self.wake.set()
 
     def run(self) -> None:
+        self._spool.ascend()
         while not self._finished():
             self._wait()
             self._step(time.monotonic())
@@ -120,19 +132,31 @@ class Shipper(threading.Thread):
     # -- one turn
 
     def _wait(self) -> None:
-        self.idle = self._can_take()  # else a record changes nothing, and waking costs its caller time
-        if not self._happened and not (self.idle and len(self._records)) and not self.urgent:
-            busy = len(self._records) or self._memory or self._window or self._connecting or self._spool.has_unread
-            self.wake.wait(0.1 if busy else 0.5)
-        self.idle = False
+        self.idle = self._is_quiet()  # the next record wakes this thread
+        if not self._happened and not (self.idle and len(self._records)):
+            self.wake.wait(self._patience_s())
+        was_idle, self.idle = self.idle, False
         self.wake.clear()
-        if not self.urgent and not self._happened and len(self._records) < MAX_BATCH_RECORDS:
+        if was_idle and len(self._records) and not self.urgent:
             self.wake.wait(LINGER_S)
-        elif self.urgent:
-            self.wake.wait(0.001)
+            self.wake.clear()
+
+    def _is_quiet(self) -> bool:
+        settled = self._can_take() and not self._window and not self.urgent
+        return settled and time.monotonic() - self._took_at > QUIET_S
+
+    def _patience_s(self) -> float:
+        if self.urgent or self._can_take():
+            return 0.5 if self.idle else LINGER_S
+        busy = len(self._records) or self._memory or self._window or self._connecting or self._spool.has_unread
+        return 0.1 if busy else 0.5
 
     def _can_take(self) -> bool:
-        return self.connected and len(self._window) < WINDOW_BATCHES and not self._spool.has_unread
+        return self.connected and len(self._window) < self._window_batches and not self._spool.has_unread
+
+    @property
+    def _window_batches(self) -> int:
+        return WINDOW_BATCHES if self._proven else 1
 
     def _step(self, now: float) -> None:
         while self._happened:
@@ -156,7 +180,7 @@ class Shipper(threading.Thread):
         if isinstance(happening, Connected):
             if happening.stream is self._connecting:
                 self._stream, self._connecting = self._connecting, None
-                self._progress_at = now
+                self._progress_at, self._proven = now, False
                 if self._left_over is None:
                     self._left_over = self._take_left_over()
         elif isinstance(happening, Acknowledged):
@@ -168,6 +192,7 @@ class Shipper(threading.Thread):
 
     def _acknowledged(self, ack: "Acknowledged", now: float) -> None:
         self._progress_at, self._backoff_s = now, 0.1  # a stream that takes nothing is no reason to hurry
+        self._proven = True
         self.num_refused += ack.num_refused
         if ack.num_refused:
             self.last_error = f"refused: {ack.first_refusal}"
@@ -193,7 +218,7 @@ class Shipper(threading.Thread):
             self._away_since = now
         self._stream = self._connecting = None
         self._failed_at = now
-        self._next_attempt = now + self._backoff_s
+        self._next_attempt = now + self._backoff_s * self._random.uniform(0.5, 1.0)
         self._backoff_s = min(MAX_BACKOFF_S, self._backoff_s * 2)
         unsent = [sent.batch for sent in self._window if sent.source is None]
         self._memory.extendleft(reversed(unsent))
@@ -222,14 +247,16 @@ class Shipper(threading.Thread):
         self._connecting = IngestStream(address, self.tell)
 
     def _fill(self, stream: "IngestStream", now: float) -> None:
-        while len(self._window) < WINDOW_BATCHES and self._window_bytes() < WINDOW_BYTES:
+        while len(self._window) < self._window_batches and self._window_bytes() < WINDOW_BYTES:
             found = self._next_batch()
             if found is None:
                 return
             if not self._window:
                 self._progress_at = now
+            self._took_at = now
             self._window.append(found)
             stream.send(found.batch)
+            time.sleep(BREATH_S)
 
     def _window_bytes(self) -> int:
         return sum(sent.batch.size_bytes for sent in self._window)
@@ -239,11 +266,11 @@ class Shipper(threading.Thread):
             batch = spool.read(max_records=MAX_BATCH_RECORDS, max_bytes=MAX_BATCH_BYTES)
             if batch is not None:
                 return _Sent(batch, spool)
-        batch = self._memory.popleft() if self._memory else self._number(self._take())
+        batch = self._memory.popleft() if self._memory else self._number(self._take(MAX_BATCH_RECORDS))
         return _Sent(batch, None) if batch is not None else None
 
-    def _take(self) -> list[Record]:
-        return self._records.take(max_records=MAX_BATCH_RECORDS, max_bytes=MAX_BATCH_BYTES)
+    def _take(self, max_records: int) -> list[Record]:
+        return self._records.take(max_records=max_records, max_bytes=MAX_BATCH_BYTES)
 
     def _number(self, taken: list[Record]) -> Batch | None:
         if not taken:
@@ -268,7 +295,7 @@ class Shipper(threading.Thread):
             return
         while True:
             if not self._memory:
-                batch = self._number(self._take())
+                batch = self._number(self._take(SPOOL_BATCH_RECORDS))
                 if batch is None:
                     return
                 self._memory.append(batch)
@@ -278,6 +305,7 @@ class Shipper(threading.Thread):
                 self.last_error = f"spool: {error}"
                 return
             self._memory.popleft()
+            time.sleep(BREATH_S)
 
     def _window_to_disk(self) -> bool:
         """First what was sent and is not acknowledged, so that the spool's order is that of the numbers."""
@@ -306,7 +334,8 @@ class Shipper(threading.Thread):
 
     def _tell_drops(self, now: float) -> None:
         dropped = [a + b for a, b in zip(self._records.num_dropped, self._spool.num_dropped, strict=True)]
-        if dropped == self._reported_drops or not self.connected or now - self._reported_at < 1.0:
+        listens = self.connected and self._proven
+        if dropped == self._reported_drops or not listens or now - self._reported_at < 1.0:
             return
         self._report_drops([new - old for new, old in zip(dropped, self._reported_drops, strict=True)])
         self._reported_drops, self._reported_at = dropped, now

@@ -11,9 +11,13 @@ import fcntl
 import os
 import re
 import struct
+import time
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from weakref import WeakSet
 
@@ -26,9 +30,10 @@ _FRAME = struct.Struct("<QBII")  # sequence, priority, length, crc32 of the body
 _COUNT = struct.Struct("<I")
 _DROPPED = 255  # priority of a frame that stands for so many dropped records
 _FILE = re.compile(r"^(?P<stem>.+-\d+)\.(?P<number>\d{6})\.spool$")
-_MAX_SEGMENT_BYTES = 4 * 1024 * 1024
+_MAX_SEGMENT_BYTES = 1024 * 1024  # read, and rewritten, in one go
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 _MAX_INTEGER = 2**63 - 1
+_LOCK_TRIES = 50
 
 
 @dataclass(frozen=True)
@@ -44,9 +49,9 @@ class Batch:
     def last_sequence(self) -> int:
         return self.first_sequence + len(self.records) - 1
 
-    @property
+    @cached_property
     def size_bytes(self) -> int:
-        return sum(len(record.body) for record in self.records)
+        return sum([len(record.body) for record in self.records])
 
 
 @dataclass
@@ -63,7 +68,7 @@ class Spool:
 
     def __init__(self, folder: Path, instance: str, *, producer: str, incarnation: int, max_bytes: int) -> None:
         self.producer, self.incarnation = producer, incarnation
-        self.stem = f"{instance}-{incarnation}"
+        self._instance, self.stem = instance, f"{instance}-{incarnation}"
         self.num_dropped = [0, 0, 0]
         self.num_damaged = 0
         self._folder, self._max_bytes = folder, max_bytes
@@ -75,6 +80,18 @@ class Spool:
         self._read_through = 0
         self._loaded: tuple[Path | None, list[tuple[int, Record]]] = (None, [])
         _spools.add(self)
+
+    def ascend(self) -> None:
+        """Make this start's number larger than that of any before it, also when the clock was set back between them.
+
+        The last number is kept in a file beside the spools. Before anything is numbered. Never raises: where the file
+        cannot be written, the clock has to do.
+        """
+        with contextlib.suppress(OSError), _locked_number(self._folder / f"{self._instance}.incarnation") as number:
+            last = number.read()
+            self.incarnation = max(self.incarnation, last + 1)
+            self.stem = f"{self._instance}-{self.incarnation}"
+            number.write(self.incarnation)
 
     @property
     def size_bytes(self) -> int:
@@ -96,8 +113,7 @@ class Spool:
         """
         if self._lock is None and not self._take_lock():
             raise OSError(f"the spool {self.stem} is held by another process")
-        numbered = list(enumerate(batch.records, batch.first_sequence))
-        numbered = self._make_room(numbered)
+        numbered = self._make_room(list(enumerate(batch.records, batch.first_sequence)))
         content = b"".join(_frames(numbered))
         if self._open is None or self._segments[-1].size_bytes + len(content) > self._segment_bytes:
             self._begin_segment(batch.first_sequence)
@@ -123,7 +139,9 @@ class Spool:
             segment = next(s for s in self._segments if s.last > self._read_through)
             if segment is self._segments[-1]:
                 self._end_segment()  # what is read is no longer written to
-            waiting = [item for item in self._load(segment) if item[0] > self._read_through]
+            items = self._load(segment)
+            start = bisect_right(items, self._read_through, key=itemgetter(0))
+            waiting = items[start : start + max_records]
             if not waiting:  # damaged: what it said to hold is not there
                 self._read_through = segment.last
                 continue
@@ -131,8 +149,7 @@ class Spool:
             taken: list[Record] = []
             size = 0
             for sequence, record in waiting:
-                full = len(taken) >= max_records or (taken and size + len(record.body) > max_bytes)
-                if full or sequence != first + len(taken):
+                if (taken and size + len(record.body) > max_bytes) or sequence != first + len(taken):
                     break
                 taken.append(record)
                 size += len(record.body)
@@ -261,6 +278,36 @@ class Spool:
         segment.bytes_by_priority[priority] = 0
         if self._loaded[0] == segment.path:
             self._loaded = (None, [])
+
+
+class _Number:
+    """A number in a file of fixed width, so that writing it anew cannot cut it."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def read(self) -> int:
+        text = os.pread(self._handle, 32, 0).strip()
+        number = int(text) if text.isdigit() else 0
+        return number if number < _MAX_INTEGER - 1 else 0
+
+    def write(self, number: int) -> None:
+        os.pwrite(self._handle, b"%020d\n" % number, 0)
+
+
+@contextlib.contextmanager
+def _locked_number(path: Path) -> Iterator[_Number]:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        for _ in range(_LOCK_TRIES):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:  # another process of this name starts; one that was stopped there is not waited for
+                time.sleep(0.01)
+        yield _Number(handle)
+    finally:
+        os.close(handle)
 
 
 _spools: WeakSet[Spool] = WeakSet()

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakSet
 
+import orjson
+
 from furlong import addresses, records
 from furlong.clock import now_iso
 from furlong.config import RunConfig
 from furlong.jsonline import NO_SECRETS, Secrets, to_line
 from furlong.recordqueue import Priority, RecordQueue
 from furlong.rundir import RunDir
-from furlong.shipper import HEARTBEAT_S, MAX_BATCH_RECORDS, FlushRequest, Shipper
+from furlong.shipper import HEARTBEAT_S, FlushRequest, Shipper
 from furlong.spool import Spool, left_over
 
 MAX_RECORD_BYTES = 4 * 1024 * 1024 - 1024
@@ -74,7 +76,7 @@ class Telemetry:
         self._find_address: Callable[[], str | None] | None = find_address
         self._spool_folder, self._spool_bytes = spool_folder, spool_bytes
         self._queue = RecordQueue(max_records=queue_records, max_bytes=_QUEUE_BYTES)
-        self._wake_at = (MAX_BATCH_RECORDS, queue_records // 2 + 1)
+        self._wake_at = queue_records // 2 + 1
         self._heartbeat_s = heartbeat_s
         self._closed = False
         self._warned: set[str] = set()
@@ -154,6 +156,8 @@ class Telemetry:
         part: our name among `parts`, all that the row waits for. A value that is no number is left out with a warning.
         """
         try:
+            if axis not in records.AXES:
+                raise ValueError(f"axis must be one of {', '.join(records.AXES)}, got {axis!r}")
             head: dict[str, object] = {
                 "ts": now_iso(),
                 "level": "info",
@@ -167,9 +171,7 @@ class Telemetry:
             }
             if rollout_id is not None:
                 head["rollout_id"] = int(rollout_id)
-            if axis not in records.AXES:
-                raise ValueError(f"axis must be one of {', '.join(records.AXES)}, got {axis!r}")
-            self._send_values(head, self._encoded(values))
+            self._send_values(head, records.encode_all(values, refuse=self._refuse))
         except Exception as error:  # whatever was given: training goes on without the row
             self._warn("metrics_not_sent", repr(error))
 
@@ -231,7 +233,7 @@ class Telemetry:
         waiting = self._queue.put(line, priority)
         if not self._started:
             self._start()
-        if self._shipper.idle or waiting in self._wake_at:
+        if self._shipper.idle or waiting == self._wake_at:
             self._shipper.wake.set()
 
     def _send(self, fields: Mapping[str, object]) -> bool:
@@ -242,29 +244,34 @@ class Telemetry:
         self._put(line, Priority.METRICS)
         return True
 
-    def _encoded(self, values: Mapping[str, records.Value]) -> dict[str, records.Encoded]:
-        encoded: dict[str, records.Encoded] = {}
-        for name, value in values.items():
-            try:
-                encoded[str(name)] = records.encode_value(value)
-            except (ValueError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
-                self._warn(f"value_not_sent {name}", f"{type(error).__name__}: {error}")
-        return encoded
+    def _refuse(self, name: str, error: Exception) -> None:
+        self._warn(f"value_not_sent {name}", f"{type(error).__name__}: {error}")
 
-    def _send_values(self, head: Mapping[str, object], values: Mapping[str, records.Encoded]) -> None:
+    def _send_values(self, head: dict[str, object], values: dict[str, records.Encoded]) -> None:
         """As one record, or as several of the same part when one would be too large."""
-        line = to_line(head, secrets=self._secrets)
-        body = records.dump_values(values)
-        if len(line) + len(body) + 16 > MAX_RECORD_BYTES and len(values) > 1:
-            names = list(values)
-            middle = len(names) // 2
-            self._send_values(head, {name: values[name] for name in names[:middle]})
-            self._send_values(head, {name: values[name] for name in names[middle:]})
+        try:
+            line = orjson.dumps({**head, "values": values})
+        except TypeError:  # a part, or a name, that JSON cannot hold as it is
+            clean = orjson.loads(to_line(head, secrets=self._secrets))
+            clean["parts"] = [str(part) for part in clean["parts"]]
+            values = {records.name_of(name): value for name, value in values.items()}
+            line = orjson.dumps({**clean, "values": values})
+        if len(line) > MAX_RECORD_BYTES:
+            self._send_halves(head, values, len(line))
             return
-        whole = line[:-1] + b',"values":' + body + b"}"
-        if self._secrets.needles and self._secrets.in_line(whole):
-            whole = line[:-1] + b',"values":' + records.dump_values(self._secrets.redact_tree(dict(values))) + b"}"
-        self._put(whole, Priority.METRICS)
+        if self._secrets.needles and self._secrets.in_line(line):
+            line = orjson.dumps(self._secrets.redact_tree(orjson.loads(line)))
+        self._put(line, Priority.METRICS)
+
+    def _send_halves(self, head: dict[str, object], values: dict[str, records.Encoded], size_bytes: int) -> None:
+        names = list(values)
+        if len(names) <= 1:
+            name = names[0][:100] if names else "the part's own names"
+            self._warn(f"value_not_sent {name}", f"{size_bytes} bytes, a record has at most {MAX_RECORD_BYTES}")
+            return
+        middle = len(names) // 2
+        self._send_values(head, {name: values[name] for name in names[:middle]})
+        self._send_values(head, {name: values[name] for name in names[middle:]})
 
     def _report_drops(self, dropped: list[int]) -> None:
         fields = {

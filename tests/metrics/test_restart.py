@@ -116,7 +116,7 @@ def test_spool_of_a_dead_producer_is_collected_at_the_start(make: Make) -> None:
     assert list(service.run_dir.spool.glob("*.spool"))
     service.start()
     assert service.wait_rows(1)[0]["values"] == {"train/loss": 3}
-    until(lambda: not list(service.run_dir.spool.glob("trainer*")), "an empty spool")
+    until(lambda: not list(service.run_dir.spool.glob("*.spool")), "an empty spool")
 
 
 def test_next_start_of_a_producer_delivers_what_its_last_left(make: Make) -> None:
