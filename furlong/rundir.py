@@ -5,6 +5,7 @@ addresses.json     service instance -> grpc and http address, pid, start time
 logs/INSTANCE.jsonl, logs/INSTANCE.out: its log, and what its process wrote to stdout and stderr
 up.json            what `furlong up` started: instance -> pid
 metrics.jsonl      one line a row: run, axis, step, values
+alerts.jsonl       one line an alert that began or ceased to fire
 checkpoints/       one folder a complete checkpoint
 metrics/           the metrics service's durable log
 spool/             records that the metrics service has not acknowledged yet
@@ -40,6 +41,10 @@ class RunDir:
         return self.root / "metrics.jsonl"
 
     @property
+    def alerts(self) -> Path:
+        return self.root / "alerts.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 
@@ -63,16 +68,14 @@ class RunDir:
         """The JSON-lines log of one instance, for example `trainer-0`."""
         return self.root / "logs" / f"{instance}.jsonl"
 
-    def create(self) -> "RunDir":
-        """Make the folders. Raises ConfigError when the place cannot be written."""
+    def create(self, *, alone: bool = False) -> "RunDir":
+        """Make the folders. Raises ConfigError when the place cannot be written.
+
+        alone: of a metrics service that belongs to no run.
+        """
+        of_runs = () if alone else (self.checkpoints, self.rollout_store)
         try:
-            for folder in (
-                self.log("x").parent,
-                self.checkpoints,
-                self.metrics_store,
-                self.spool,
-                self.rollout_store,
-            ):
+            for folder in (self.log("x").parent, self.metrics_store, self.spool, *of_runs):
                 folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.root):
                 pass

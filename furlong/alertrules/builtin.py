@@ -136,7 +136,8 @@ _SAMPLES = (
         reading="unequal_groups",
         numbers={"limit": 0.5, "solved": 0.95},
         rows=3,
-        cool_down_rows=10,
+        resolve_rows=5,
+        cool_down_rows=30,
         meaning="over `limit` of the groups have equal rewards that are not 1, or over `solved` have equal rewards",
     ),
     Rule(

@@ -28,6 +28,9 @@ class RowFacts:
     at_us: int
 
 
+_NONE: Mapping[str, float] = {}
+
+
 class RowWatch:
     """The state of one rule in one run. `take` is the only way in."""
 
@@ -51,7 +54,8 @@ class RowWatch:
         self._begin_attempt(row)
         if not self._window.is_new(row.step):
             return None
-        kept = {key: row.values[key] for key in self.rule.keys if key in row.values}
+        several = len(self.rule.keys) > 1
+        kept = {key: row.values[key] for key in self.rule.keys if key in row.values} if several else _NONE
         self._window.add(Point(row.step, value, kept))
         found = judge(self.rule, self._window, self.hysteresis.num_bad)
         return None if found is None else self._see(row, value, found)

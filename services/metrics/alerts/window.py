@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MAX_SEEN = 2_048
+MAX_SEEN = 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Point:
     """One row's number."""
 

@@ -1,0 +1,94 @@
+"""The alerts as a part of the metrics service: the engine, the targets that its configuration names, the streams."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING
+
+import orjson
+
+from furlong.alertrules import choose_rules
+from furlong.config import ConfigError
+from services.metrics.alerts.alert import Alert
+from services.metrics.alerts.core import SinkFacts
+from services.metrics.alerts.delivery import Delivery, FunctionTarget, Target
+from services.metrics.alerts.engine import AlertEngine
+from services.metrics.alerts.targets import FileTarget, LogTarget
+from services.metrics.alerts.watching import AlertStreams
+from services.metrics.alerts.webhooks import Webhook, check_webhooks, slack_url
+
+if TYPE_CHECKING:
+    from services.metrics.parts import Parts
+
+CLOSE_S = 3.0
+"""How long targets may take to be given the last alerts."""
+
+
+class Alerts:
+    """What other parts may use."""
+
+    def __init__(self, engine: AlertEngine, streams: AlertStreams) -> None:
+        self.engine, self.streams = engine, streams
+
+    def firing(self) -> list[Alert]:
+        """What fires now, oldest first. Event loop only."""
+        return self.engine.firing()
+
+
+@contextlib.asynccontextmanager
+async def watching_alerts(parts: "Parts") -> AsyncGenerator[Alerts]:
+    """Raises ConfigError for rules and addresses that cannot be used."""
+    metrics = parts.context.config.metrics
+    problems = check_webhooks(metrics.alert_webhook, metrics.alert_slack_webhook_file)
+    if problems:
+        raise ConfigError(problems)
+    chosen = choose_rules(metrics)
+
+    async def sinks() -> list[SinkFacts]:
+        states = await parts.sinks.states()
+        return [SinkFacts(one.name, one.state, one.num_rows_behind, one.last_error) for one in states]
+
+    engine = AlertEngine(
+        chosen, own_run=parts.context.config.run.name, reader=parts.reader, writer=parts.writer, sinks=sinks
+    )
+    streams = AlertStreams(engine.ledger)
+    deliveries = [Delivery(target, engine.ledger, parts.writer) for target in _targets(parts)]
+
+    def told(alerts: Sequence[Alert]) -> None:
+        streams.notify()
+        for delivery in deliveries:
+            delivery.notify()
+        for alert in alerts:
+            parts.feed.publish_alert(alert.id, alert.run, orjson.dumps(alert.to_json()))
+
+    engine.on_alerts.append(told)
+    parts.on_rows.append(engine.notify)
+    parts.writer.on_notable = engine.take_notable
+    running = parts.context.watch(asyncio.create_task(engine.run(), name="alerts"))
+    try:
+        yield Alerts(engine, streams)
+    finally:
+        parts.writer.on_notable = None
+        parts.on_rows.remove(engine.notify)
+        running.cancel()
+        await asyncio.wait({running}, timeout=2.0)
+        await engine.close()
+        await asyncio.gather(*(delivery.close(min(CLOSE_S, parts.left_s())) for delivery in deliveries))
+
+
+def _targets(parts: "Parts") -> list[Target]:
+    metrics, run_dir = parts.context.config.metrics, parts.context.run_dir
+    targets: list[Target] = [LogTarget(), FileTarget(run_dir.alerts)]
+    if metrics.alert_webhook:
+        targets.append(Webhook("webhook", metrics.alert_webhook))
+    if url := slack_url(metrics.alert_slack_webhook_file):
+        targets.append(Webhook("slack", url, slack=True))
+    targets.append(FunctionTarget("wandb", lambda alert: _to_wandb(parts, alert)))
+    return targets
+
+
+async def _to_wandb(parts: "Parts", alert: Alert) -> None:
+    """To each wandb sink that shows this run. Raises what it raises, to be tried again."""
+    for task in parts.sinks:
+        if task.kind == "wandb" and hasattr(task.sink, "alert"):
+            await task.sink.alert(alert)

@@ -1,0 +1,108 @@
+"""Alerts by HTTP: a plain JSON object, or the shape that Slack takes. A URL may be a secret and is never logged."""
+
+import asyncio
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+
+from furlong.config.errors import Problem
+from services.metrics.alerts.alert import Alert, State
+from services.metrics.alerts.delivery import NotWanted
+
+TIMEOUT_S = 10.0
+SLACK_VARIABLE = "FURLONG_SLACK_WEBHOOK_URL"
+TRY_AGAIN = (408, 425, 429)
+"""Refusals that pass; all others below 500 are for good."""
+
+
+class Webhook:
+    """A target that posts."""
+
+    def __init__(self, name: str, url: str, *, slack: bool = False) -> None:
+        self.name, self.timeout_s = name, TIMEOUT_S + 2.0
+        self._url, self._slack = url, slack
+
+    async def send(self, alert: Alert) -> None:
+        """Post it, off the event loop. Raises NotWanted, OSError."""
+        body = slack_body(alert) if self._slack else plain_body(alert)
+        await asyncio.to_thread(self._post, orjson.dumps(body))
+
+    def _post(self, body: bytes) -> None:
+        headers = {"Content-Type": "application/json", "User-Agent": "furlong"}
+        request = urllib.request.Request(self._url, data=body, headers=headers, method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                answer.read(1024)
+        except urllib.error.HTTPError as error:
+            with error:
+                said = error.read(200).decode(errors="replace")
+            if error.code < 500 and error.code not in TRY_AGAIN:
+                raise NotWanted(f"HTTP {error.code}: {said}") from None
+            raise OSError(f"HTTP {error.code}: {said}") from None
+        except urllib.error.URLError as error:
+            raise OSError(f"{error.reason}") from None  # the URL is not in it
+
+
+def plain_body(alert: Alert) -> dict[str, Any]:
+    """All that the alert has, and when it was as text."""
+    return {**alert.to_json(), "at": datetime.fromtimestamp(alert.at_us / 1e6, UTC).isoformat()}
+
+
+def slack_body(alert: Alert) -> dict[str, Any]:
+    """As Slack's incoming webhooks take it: `text` for notifications, an attachment with a colour for the eye."""
+    firing = alert.state is State.FIRING
+    colour = {"critical": "danger", "warning": "warning"}.get(alert.severity, "warning") if firing else "good"
+    head = f"{alert.severity} {alert.rule}" if firing else f"resolved {alert.rule}"
+    where = f"{alert.axis} {alert.step}" if alert.axis else "service"
+    text = escaped(f"[{alert.run}] {head}: {alert.summary}")
+    fields = [{"title": "where", "value": escaped(where), "short": True}]
+    if firing:
+        fields.append({"title": "what to do", "value": escaped(alert.remedy), "short": False})
+    attachment = {"color": colour, "fallback": text, "text": escaped(alert.summary), "fields": fields}
+    return {"text": text, "attachments": [{**attachment, "ts": alert.at_us // 1_000_000}]}
+
+
+def escaped(text: str) -> str:
+    """Slack's three control characters; a metric's name must not mention people or make links."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def slack_url(file: str, environment: Mapping[str, str] = os.environ) -> str:
+    """The URL of the Slack webhook from its file or the environment. Empty: there is none. Raises OSError."""
+    if file:
+        return Path(file).read_text(encoding="utf-8").strip()
+    return environment.get(SLACK_VARIABLE, "").strip()
+
+
+def check_webhooks(webhook: str, slack_file: str, environment: Mapping[str, str] = os.environ) -> list[Problem]:
+    """What is wrong with the addresses. Sends nothing; no URL of Slack is in what it says."""
+    problems = []
+    if webhook and not _is_url(webhook):
+        rule = "must be a URL that begins with http:// or https://"
+        problems.append(Problem("metrics.alert_webhook", "(not shown)", rule, "Give the whole URL."))
+    try:
+        url = slack_url(slack_file, environment)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        rule = f"must be a file that can be read: {why}"
+        return [*problems, Problem("metrics.alert_slack_webhook_file", slack_file, rule, "See its path and mode.")]
+    if (url or slack_file) and not _is_url(url):
+        source = slack_file or SLACK_VARIABLE
+        rule = "must hold a URL that begins with https://"
+        problems.append(Problem("metrics.alert_slack_webhook_file", source, rule, "Put the URL alone into it."))
+    return problems
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        return False
