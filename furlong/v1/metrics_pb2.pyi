@@ -50,16 +50,58 @@ class GetMetricsStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetMetricsStatusResponse(_message.Message):
-    __slots__ = ("num_records", "num_rows", "num_refused", "sinks")
+    __slots__ = ("num_records", "num_rows", "num_refused", "sinks", "files", "endpoints")
     NUM_RECORDS_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_REFUSED_FIELD_NUMBER: _ClassVar[int]
     SINKS_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     num_records: int
     num_rows: int
     num_refused: int
     sinks: _containers.RepeatedCompositeFieldContainer[SinkStatus]
-    def __init__(self, num_records: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_refused: _Optional[int] = ..., sinks: _Optional[_Iterable[_Union[SinkStatus, _Mapping]]] = ...) -> None: ...
+    files: _containers.RepeatedCompositeFieldContainer[TailedFile]
+    endpoints: _containers.RepeatedCompositeFieldContainer[ScrapedEndpoint]
+    def __init__(self, num_records: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_refused: _Optional[int] = ..., sinks: _Optional[_Iterable[_Union[SinkStatus, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[TailedFile, _Mapping]]] = ..., endpoints: _Optional[_Iterable[_Union[ScrapedEndpoint, _Mapping]]] = ...) -> None: ...
+
+class TailedFile(_message.Message):
+    __slots__ = ("path", "behind_bytes", "num_lines", "size_bytes", "num_records", "num_clipped", "num_invalid", "num_welded", "num_partial", "num_truncations")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_LINES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CLIPPED_FIELD_NUMBER: _ClassVar[int]
+    NUM_INVALID_FIELD_NUMBER: _ClassVar[int]
+    NUM_WELDED_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_TRUNCATIONS_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    behind_bytes: int
+    num_lines: int
+    size_bytes: int
+    num_records: int
+    num_clipped: int
+    num_invalid: int
+    num_welded: int
+    num_partial: int
+    num_truncations: int
+    def __init__(self, path: _Optional[str] = ..., behind_bytes: _Optional[int] = ..., num_lines: _Optional[int] = ..., size_bytes: _Optional[int] = ..., num_records: _Optional[int] = ..., num_clipped: _Optional[int] = ..., num_invalid: _Optional[int] = ..., num_welded: _Optional[int] = ..., num_partial: _Optional[int] = ..., num_truncations: _Optional[int] = ...) -> None: ...
+
+class ScrapedEndpoint(_message.Message):
+    __slots__ = ("instance", "url", "num_readings", "num_failures", "last_error")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    NUM_READINGS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    instance: str
+    url: str
+    num_readings: int
+    num_failures: int
+    last_error: str
+    def __init__(self, instance: _Optional[str] = ..., url: _Optional[str] = ..., num_readings: _Optional[int] = ..., num_failures: _Optional[int] = ..., last_error: _Optional[str] = ...) -> None: ...
 
 class SinkStatus(_message.Message):
     __slots__ = ("name", "state", "num_rows_behind", "last_error", "seconds_behind", "num_rows_refused")
