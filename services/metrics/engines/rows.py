@@ -44,7 +44,10 @@ class EngineRows:
             if key not in self._series and not self._may_begin(key):
                 continue
             known = row.get(key)
-            row[key] = value if known is None else combine(known, value)
+            try:
+                row[key] = value if known is None else combine(known, value)
+            except ValueError:  # a line and an endpoint say it in different ways: the first is kept
+                self.num_left_out += 1
 
     def due(self, now_s: float, *, everything: bool = False) -> list[bytes]:
         """The records of the intervals that are over, oldest first."""

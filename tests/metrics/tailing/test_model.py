@@ -45,7 +45,9 @@ class Log(RuleBasedStateMachine):
         texts: list[str] = []
         for record in self.hand.store.records:
             if record.get("continued"):
-                texts[-1] += record["text"]
+                begun = [at for at, text in enumerate(texts) if self.halves.get(text) == text + record["text"]]
+                assert begun, f"the rest of nothing: {record['text']}"
+                texts[begun[0]] += record["text"]
             else:
                 texts.append(record["text"])
         return texts
