@@ -23,12 +23,16 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "fastapi": ("services.metrics", "services.router", "services.rollout.engine"),
     "uvicorn": ("services.metrics", "services.router", "services.rollout.engine"),
     "aiohttp": ("services.rollout", "services.router", "services.metrics"),
+    "tensorboardX": ("services.metrics",),
+    "mlflow": ("services.metrics",),
+    "prometheus_client": ("services.metrics",),
+    "opentelemetry": ("services.metrics",),
     "tyro": ("furlong.config",),
     "sglang": (),
     "ray": (),
     "megatron": (),
 }
-ONE_FILE = ("wandb",)
+ONE_FILE = ("wandb", "tensorboardX", "mlflow", "prometheus_client", "opentelemetry")
 
 
 @dataclass(frozen=True)
