@@ -49,15 +49,24 @@ class ServiceContext:
 
 
 def start(
-    config: RunConfig, *, service: str, instance: str, rank: int | None = None, foreground: bool
+    config: RunConfig,
+    *,
+    service: str,
+    instance: str,
+    rank: int | None = None,
+    foreground: bool,
+    alone: bool = False,
 ) -> ServiceContext:
     """Set up logs, telemetry and the stop signal. Main thread only. Raises ConfigError if the run directory cannot be
     written.
 
     foreground: also log to stderr, for who runs one service by hand or under systemd.
+    alone: the service belongs to no run.
     """
-    run_dir = RunDir(Path(config.run.run_dir)).create()
-    if not run_dir.config.exists():  # `furlong up` writes it; services that are started one by one do here
+    run_dir = RunDir(Path(config.run.run_dir)).create(alone=alone)
+    if (
+        not alone and not run_dir.config.exists()
+    ):  # `furlong up` writes it; services that are started one by one do here
         write_atomically(run_dir.config, to_toml(config).encode())
     telemetry = Telemetry.for_run(config, run_dir, service=service, instance=instance)
     logs.configure(
@@ -83,13 +92,15 @@ def run_async(
     foreground: bool,
     serve: Serve,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    alone: bool = False,
 ) -> int:
     """Run an asyncio service until it is asked to stop; the exit code.
 
     serve: an async context manager that has the service SERVING when entered and drains it when left.
     loop_factory: for example `uvloop.new_event_loop`. None: asyncio's own loop.
+    alone: the service belongs to no run.
     """
-    context = start(config, service=service, instance=service, foreground=foreground)
+    context = start(config, service=service, instance=service, foreground=foreground, alone=alone)
 
     try:
         return int(_guarded(context, serve, loop_factory))

@@ -4,9 +4,10 @@ What `furlong up` starts, and what a service manager starts. Finds the service b
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 
+from furlong.cli.alone import is_alone, run_alone
 from furlong.cli.arguments import read_run, take_options, whole_number
 from furlong.config import ConfigError
 from furlong.config.errors import Problem
@@ -22,6 +23,8 @@ def run_service(service: str, arguments: Sequence[str]) -> int:
 
     --rank N: which trainer rank this is. --parent-pid PID: end when that process, which must be our parent, ends.
     """
+    if service == "metrics" and is_alone(arguments):
+        return run_alone(arguments)
     taken = take_options(arguments, OPTIONS)
     parent_pid = whole_number(taken.options, "parent-pid")
     die_with_parent(parent_pid)
@@ -30,13 +33,18 @@ def run_service(service: str, arguments: Sequence[str]) -> int:
     _refuse_rank(service, rank, num_ranks=config.trainer.trainer_num_ranks)
     if problems := missing_packages(config, [service]):
         raise ConfigError(problems)
+    return int(load_service(service)(config, rank=rank, foreground=parent_pid is None))
+
+
+def load_service(service: str) -> Callable[..., int]:
+    """The service's `main`. Raises ConfigError."""
     os.environ.pop("WANDB_SERVICE", None)  # the channel of another process's wandb, of no use here
     found = entry_points(group=GROUP, name=service)
     if not found:
         rule = f"has no entry point in the group {GROUP}"
         raise ConfigError([Problem("install", service, rule, "Install the package again: pip install -e .")])
-    main = next(iter(found)).load()
-    return int(main(config, rank=rank, foreground=parent_pid is None))
+    main: Callable[..., int] = next(iter(found)).load()
+    return main
 
 
 def _refuse_rank(service: str, rank: int, *, num_ranks: int) -> None:

@@ -6,7 +6,7 @@ and remedy. Never reads the environment.
 
 import dataclasses
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -28,10 +28,24 @@ def load_config(config_path: str | None, flags: Sequence[str], *, prog: str, des
     """
     tree = read_toml(Path(config_path)) if config_path else {}
     _refuse_bad_fields(tree, source=config_path or "")
+    return _build(read_flags(flags, tree=tree, prog=prog, description=description), source="")
+
+
+def read_flags(
+    flags: Sequence[str],
+    *,
+    tree: Tree,
+    prog: str,
+    description: str,
+    offered: Mapping[str, Container[str]] | None = None,
+) -> Tree:
+    """The tree of a file, with what the flags say laid over it; neither resolved nor checked between fields.
+
+    offered: the only sections and fields that are taken. None: all. Raises ConfigError and SystemExit as load_config.
+    """
     _refuse_secrets(flags)
     _refuse_unknown(flags)
-    given = _parse_flags(tree, flags, prog=prog, description=description)
-    return _build(given, source="")
+    return _parse_flags(tree, flags, prog=prog, description=description, offered=offered)
 
 
 def load_resolved(path: Path) -> RunConfig:
@@ -57,7 +71,7 @@ def _build(tree: Tree, *, source: str) -> RunConfig:
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_problems(error), source=source) from error
+        raise ConfigError(problems_of(error), source=source) from error
     try:
         resolved = resolve(config)
     except ConfigError as error:
@@ -72,7 +86,7 @@ def _refuse_bad_fields(tree: Tree, *, source: str) -> None:
     try:
         RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_problems(error), source=source) from error
+        raise ConfigError(problems_of(error), source=source) from error
 
 
 def _refuse_secrets(flags: Sequence[str]) -> None:
@@ -132,7 +146,8 @@ def _word_suggestion(word: str) -> str:
     return f"Did you mean --config {word}?" if word.endswith(".toml") else "--help lists all flags."
 
 
-def _problems(error: ValidationError) -> list[Problem]:
+def problems_of(error: ValidationError) -> list[Problem]:
+    """What pydantic found, in our words."""
     problems = []
     for item in error.errors(include_url=False):
         key = ".".join(str(part) for part in item["loc"]) or "config"
@@ -168,7 +183,14 @@ def _section_class(info: FieldInfo) -> type[BaseModel]:
     return info.annotation
 
 
-def _parse_flags(tree: Tree, flags: Sequence[str], *, prog: str, description: str) -> Tree:
+def _parse_flags(
+    tree: Tree,
+    flags: Sequence[str],
+    *,
+    prog: str,
+    description: str,
+    offered: Mapping[str, Container[str]] | None,
+) -> Tree:
     """The file's tree with the flags laid over it; only fields that were given are in it.
 
     tyro sees plain dataclasses made from the sections, so that it parses and documents while pydantic alone judges.
@@ -178,6 +200,8 @@ def _parse_flags(tree: Tree, flags: Sequence[str], *, prog: str, description: st
     defaults = RunConfig.model_validate(tree)
     sections = {}
     for name, info in RunConfig.model_fields.items():
+        if offered is not None and name not in offered:
+            continue
         model = _section_class(info)
         fields = [
             (
@@ -186,6 +210,7 @@ def _parse_flags(tree: Tree, flags: Sequence[str], *, prog: str, description: st
                 dataclasses.field(default=getattr(getattr(defaults, name), field)),
             )
             for field, field_info in model.model_fields.items()
+            if offered is None or field in offered[name]
         ]
         twin = dataclasses.make_dataclass(name, fields, frozen=True, kw_only=True)
         twin.__doc__ = model.__doc__

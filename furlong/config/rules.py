@@ -7,7 +7,7 @@ import ipaddress
 import math
 
 from furlong.config.errors import ConfigError, Problem
-from furlong.config.sections import RunConfig
+from furlong.config.sections import RunConfig, RunSection
 
 KNOBS = ("rollout_batch_size", "n_samples_per_prompt", "global_batch_size", "num_steps_per_rollout")
 KNOB_RULE = "rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout"
@@ -82,21 +82,12 @@ def _solve_engines(config: RunConfig) -> dict[str, int]:
 
 def check(config: RunConfig) -> list[Problem]:
     """Every rule between fields that is broken, in the order of the sections. Files are not looked at."""
-    return [*_check_run(config), *_check_trainer(config), *_check_rollout(config), *_check_metrics(config)]
+    return [*_check_run(config), *_check_trainer(config), *_check_rollout(config), *check_metrics(config)]
 
 
 def _check_run(config: RunConfig) -> list[Problem]:
     run = config.run
-    problems = []
-    if not is_loopback(run.host):
-        problems.append(
-            Problem(
-                "run.host",
-                run.host,
-                "must be a loopback address (127.0.0.1, ::1), since control surfaces carry no token",
-                "Use --host 127.0.0.1 or --host ::1.",
-            )
-        )
+    problems = check_host(config)
     if run.max_staleness != 0:
         problems.append(
             Problem(
@@ -116,6 +107,14 @@ def _check_run(config: RunConfig) -> list[Problem]:
             )
         )
     return problems
+
+
+def check_host(config: RunConfig) -> list[Problem]:
+    """Where services may listen."""
+    if is_loopback(config.run.host):
+        return []
+    rule = "must be a loopback address (127.0.0.1, ::1), since control surfaces carry no token"
+    return [Problem("run.host", config.run.host, rule, "Use --host 127.0.0.1 or --host ::1.")]
 
 
 def _check_trainer(config: RunConfig) -> list[Problem]:
@@ -203,11 +202,15 @@ def _check_rollout(config: RunConfig) -> list[Problem]:
     return problems
 
 
-def _check_metrics(config: RunConfig) -> list[Problem]:
+def check_metrics(config: RunConfig) -> list[Problem]:
+    """The metrics section's own rules, which hold for a service alone too."""
     metrics = config.metrics
     if "/" in metrics.wandb_group or "/" in metrics.wandb_project:
         value = {"wandb_project": metrics.wandb_project, "wandb_group": metrics.wandb_group}
         return [Problem("metrics", value, "wandb project and group must not contain '/'")]
+    if metrics.metrics_addr and config.run.name == RunSection().name:
+        rule = "must be a name of its own with --metrics-addr: runs of one name in one service would be taken for one"
+        return [Problem("run.name", config.run.name, rule, "Give --name.")]
     return []
 
 

@@ -10,7 +10,7 @@ from typing import IO
 from furlong.config import ConfigError
 from furlong.config.errors import Problem
 
-TAKE_S = 5.0
+TAKE_S = 1.0
 """A service that is being stopped may still hold it."""
 
 

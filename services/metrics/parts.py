@@ -19,6 +19,7 @@ from furlong.config.errors import Problem
 from furlong.process import ExitCode
 from furlong.service import ServiceContext
 from furlong.v1 import metrics_pb2_grpc
+from services.metrics.alerts.part import Alerts, watching_alerts
 from services.metrics.bell import Bell
 from services.metrics.collector import collect_for_ever
 from services.metrics.feed import Feed
@@ -31,6 +32,7 @@ from services.metrics.rows import RowReader
 from services.metrics.sinks.flags import specs_of
 from services.metrics.sinks.manager import SinkManager
 from services.metrics.store import NewerSchema
+from services.metrics.tailing.part import following_files
 from services.metrics.writer import Committed, Writer
 
 log = structlog.get_logger()
@@ -57,8 +59,12 @@ class Parts:
     """Questions about the store."""
     feed: Feed
     """What comes into the store, live. Alerts are published to it."""
+    alerts: Alerts | None = None
+    """What fires; None while the service starts."""
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the service takes records in and answers."""
+    alone: bool = False
+    """It belongs to no run."""
     _drain_until: float = 0.0
 
     def begin_drain(self) -> None:
@@ -71,16 +77,17 @@ class Parts:
 
 
 @contextlib.asynccontextmanager
-async def running(context: ServiceContext) -> AsyncGenerator[Parts]:
+async def running(context: ServiceContext, *, alone: bool = False) -> AsyncGenerator[Parts]:
     """The whole service, SERVING while entered."""
     async with contextlib.AsyncExitStack() as stack:
-        parts = await stack.enter_async_context(_store(context))
+        parts = await stack.enter_async_context(_store(context, alone=alone))
         servicer = MetricsServicer(parts.writer, parts.reader, parts.sinks)
         http = await stack.enter_async_context(_http(parts, servicer))
         await stack.enter_async_context(_sinks(parts))
         stack.push_async_callback(_hand_on_waiting, parts)
-        # Alerts, which read rows, stand here.
-        # Tailing and scraping, which submit records, stand here.
+        parts.alerts = await stack.enter_async_context(watching_alerts(parts))
+        servicer.alerts = parts.alerts.streams
+        servicer.following = await stack.enter_async_context(following_files(parts))
         await stack.enter_async_context(_collector(parts))
         await stack.enter_async_context(_grpc(parts, servicer, http))
         parts.ready.set()
@@ -92,7 +99,7 @@ async def running(context: ServiceContext) -> AsyncGenerator[Parts]:
 
 
 @contextlib.asynccontextmanager
-async def _store(context: ServiceContext) -> AsyncGenerator[Parts]:
+async def _store(context: ServiceContext, *, alone: bool) -> AsyncGenerator[Parts]:
     """Raises ConfigError when it is another's, or cannot be used."""
     folder = context.run_dir.metrics_store
     on_rows: list[Callable[[], object]] = []
@@ -121,11 +128,11 @@ async def _store(context: ServiceContext) -> AsyncGenerator[Parts]:
                 writer=writer,
                 config=context.config,
                 secrets=logs.secrets(),
-                own_run=context.config.run.name,
+                own_run=None if alone else context.config.run.name,
             )
             feed = Feed()
             on_commit.append(feed.publish)
-            yield Parts(context, path, writer, reader, on_rows, on_commit, sinks, Queries(path), feed)
+            yield Parts(context, path, writer, reader, on_rows, on_commit, sinks, Queries(path), feed, alone=alone)
         finally:
             reader.close()
             await asyncio.to_thread(writer.close, 5.0)  # the last connection to close tidies the store's files

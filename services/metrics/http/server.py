@@ -24,7 +24,13 @@ async def serve_http(app: FastAPI, *, host: str, port: int) -> AsyncGenerator[st
     """Serve while entered; the base address. Raises PortTaken."""
     listener = _listen(host, port)
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2, ws="none"
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=2,
+        ws="none",
+        timeout_keep_alive=75,
     )
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
@@ -43,6 +49,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host.strip("[]"), port))
+        listener.listen(2048)
     except OSError as error:
         listener.close()
         address = join_host_port(host, port)
