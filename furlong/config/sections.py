@@ -218,6 +218,8 @@ class RolloutSection(Section):
     """Seconds that a log hook may take."""
     log_passrate: bool = False
     """Log passrate/pass@k."""
+    log_samples: Annotated[int, Field(ge=0, le=8)] = 0
+    """Samples of each rollout that are logged with their text, as the table rollout/samples: the first ones."""
     eval_prompt_data: tuple[str, ...] = ()
     """Evaluation sets, as pairs: NAME FILE [NAME FILE ...]."""
     n_samples_per_eval_prompt: Count = 1

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from furlong.records import Last, Mean, Value, mean_of, reduce_value
+from furlong.records import Last, Mean, Value, histogram_of, mean_of, reduce_value
 from furlong.v1 import sample_pb2
 from services.rollout.user_values import as_text
 
@@ -65,6 +65,7 @@ def rollout_values(
         **_versions(groups),
         **_caches(groups),
         **_perf(groups, times),
+        **_histograms(groups),
     }
     samples = _samples(groups)
     values.update(_spread("rollout/response_len", _response_lengths(samples), std=False))
@@ -211,6 +212,15 @@ def _perf(groups: Groups, times: RolloutTimes) -> dict[str, Value]:
         values["perf/effective_tokens_per_gpu_per_sec"] = Last(trained / times.rollout_s / times.num_devices)
         values["perf/longest_sample_tokens_per_sec"] = Last(max(lengths, default=0) / times.rollout_s)
     return values
+
+
+def _histograms(groups: Groups) -> dict[str, Value]:
+    samples = _samples(groups)
+    made = {
+        "rollout/reward_histogram": histogram_of(_reward_list(samples)),
+        "rollout/response_len_histogram": histogram_of(_response_lengths(samples)),
+    }
+    return {name: histogram for name, histogram in made.items() if histogram is not None}
 
 
 def _spread(name: str, numbers: Sequence[float], *, std: bool) -> dict[str, Value]:

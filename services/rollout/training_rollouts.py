@@ -8,6 +8,7 @@ import grpc
 import structlog
 
 from furlong.config import RunConfig
+from furlong.phases import PhaseReport
 from furlong.records import encode_values
 from furlong.v1 import rollout_pb2, sample_pb2
 from services.rollout.batches import NewBatch
@@ -19,6 +20,7 @@ from services.rollout.metrics import RolloutTimes, category_values, rollout_valu
 from services.rollout.refusal import Refused
 from services.rollout.reporting import Reporter
 from services.rollout.rewards import RewardMisconfigured
+from services.rollout.sample_table import sample_table
 from services.rollout.seeds import SeedScope
 from services.rollout.weight_update import WeightUpdates
 
@@ -98,7 +100,8 @@ class TrainingRollouts:
         )
         wait_s = self.clock.stop()
         weights_digest = self.weights.weights_digest
-        made = await make_with_engines(self.maker, draws, plan, fleet=self.fleet, clock=self.clock)
+        with PhaseReport(self.reporter.telemetry).during("generating", rollout_id=rollout_id):
+            made = await make_with_engines(self.maker, draws, plan, fleet=self.fleet, clock=self.clock)
         _refuse_if_all_failed(made, rollout_id)
         values = rollout_values(
             made.protos,
@@ -111,6 +114,9 @@ class TrainingRollouts:
         if rollout.log_reward_category:
             details = [one for group in made.groups for one in group.details]
             values.update(category_values(details, key=rollout.log_reward_category))
+        if rollout.log_samples:
+            views = (view for group in made.groups for view in group.views())
+            values["rollout/samples"] = sample_table(views, num_rows=rollout.log_samples)
         await self.reporter.report_rollout(
             rollout_id,
             values,
