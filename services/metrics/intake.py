@@ -25,10 +25,19 @@ MAX_RECORD_BYTES = 4 * 1024 * 1024
 MAX_BATCH_RECORDS = 4096
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 NOTABLE_EVENTS = frozenset(
-    {"phase", "heartbeat", "telemetry_dropped", "run_started", "run_ended", "service_ready", "service_stopping"}
+    {
+        *("phase", "heartbeat", "telemetry_dropped", "rows_dropped", "run_started", "run_ended"),
+        *("engine_gone", "engine_ready", "service_ready", "service_stopping"),
+    }
 )
 """Events of which the alerts are told, record by record."""
 
+_ROWS_A_STATEMENT = 16
+_INSERT = (
+    "INSERT INTO batches"
+    " (id, run_id, producer_id, first_sequence, num_records, received_us, top_level, crc, body) VALUES "
+)
+_ROW = "(?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _LOOKED_AT = NOTABLE_EVENTS | {"metrics"}
 _LEVELS = {
     "debug": 10,
@@ -68,7 +77,7 @@ class Taken:
     """Records that were in the store already."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Producer:
     producer_id: int
     through_sequence: int
@@ -81,6 +90,8 @@ class _Good:
     sequences: Sequence[int]
     bodies: Sequence[bytes]
     records: Sequence[Record]
+    joined: bytes | None = None
+    """The bodies in one, when they are joined already."""
 
 
 class Intake:
@@ -93,6 +104,9 @@ class Intake:
         self._counts, self._secrets = counts, secrets
         self._skew = Skew(counts)
         self._producers: dict[tuple[str, int], _Producer] = {}
+        self._moved: set[_Producer] = set()
+        self._unwritten: list[tuple[object, ...]] = []
+        self._last_batch_id: int | None = None
         self._num_stored = 0
         self.batches: list[StoredBatch] = []
         """Stored since the last `finish`."""
@@ -102,11 +116,19 @@ class Intake:
     def forget(self) -> None:
         """After a rollback: what is held may not be in the store."""
         self._producers.clear()
+        self._moved.clear()
+        self._unwritten.clear()
+        self._last_batch_id = None
         self._num_stored = 0
         self.batches, self.notable = [], []
 
     def save(self) -> None:
         """Within the transaction that ends now."""
+        self._write()
+        if self._moved:
+            update = "UPDATE producers SET through_sequence = ? WHERE id = ?"
+            self._connection.executemany(update, [(one.through_sequence, one.producer_id) for one in self._moved])
+            self._moved.clear()
         if self._num_stored:
             add = "UPDATE totals SET value = value + ? WHERE name = 'records_stored'"
             self._connection.execute(add, (self._num_stored,))
@@ -133,10 +155,7 @@ class Intake:
             if good.bodies:
                 self._store(batch, producer.producer_id, good)
             producer.through_sequence = first + len(bodies) - 1
-            self._connection.execute(
-                "UPDATE producers SET through_sequence = ? WHERE id = ?",
-                (producer.through_sequence, producer.producer_id),
-            )
+            self._moved.add(producer)
         for name, mark in batch.marks.items():
             put_mark(self._connection, name, mark)
         self._counts.num_refused += len(refusals)
@@ -155,7 +174,7 @@ class Intake:
             return None
         if set(map(type, records)) != {dict}:
             return None
-        return _Good(range(first, first + len(bodies)), bodies, records)
+        return _Good(range(first, first + len(bodies)), bodies, records, joined)
 
     def _one_by_one(self, first: int, bodies: Sequence[bytes], refusals: list[str]) -> _Good:
         good = _Good([], [], [])
@@ -188,16 +207,30 @@ class Intake:
             self._look(batch, run, part.records)
 
     def _insert(self, batch: RecordsIn, run: str, run_id: int, producer_id: int, piece: _Good, now_us: int) -> None:
-        body = b"\n".join(piece.bodies)
-        first, level = piece.sequences[0], _top_level(piece.records)
-        batch_id = self._connection.execute(
-            "INSERT INTO batches (run_id, producer_id, first_sequence, num_records, received_us, top_level, crc, body)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (run_id, producer_id, first, len(piece.bodies), now_us, level, zlib.crc32(body), body),
-        ).lastrowid
-        self._num_stored += len(piece.bodies)
+        body = piece.joined if piece.joined is not None else b"\n".join(piece.bodies)
+        first, level, number = piece.sequences[0], _top_level(piece.records), len(piece.bodies)
+        batch_id = self._next_batch_id()
+        self._unwritten.append((batch_id, run_id, producer_id, first, number, now_us, level, zlib.crc32(body), body))
+        if len(self._unwritten) >= _ROWS_A_STATEMENT:
+            self._write()
+        self._num_stored += number
         bodies = tuple(piece.bodies)
-        self.batches.append(StoredBatch(batch_id or 0, run, batch.producer, first, now_us, bodies, level))
+        self.batches.append(StoredBatch(batch_id, run, batch.producer, first, now_us, bodies, level))
+
+    def _write(self) -> None:
+        """Several rows with one statement: each statement lets go of the interpreter and waits to have it back."""
+        rows = self._unwritten
+        if rows:
+            self._connection.execute(_INSERT + ",".join([_ROW] * len(rows)), [value for row in rows for value in row])
+            rows.clear()
+
+    def _next_batch_id(self) -> int:
+        if self._last_batch_id is None:
+            find = "SELECT seq FROM sqlite_sequence WHERE name = 'batches'"
+            found = self._connection.execute(find).fetchone()
+            self._last_batch_id = int(found[0]) if found else 0
+        self._last_batch_id += 1
+        return self._last_batch_id
 
     def _look(self, batch: RecordsIn, run: str, records: Sequence[Record]) -> None:
         """What is more than text: numbers go to their rows, notable events to the alerts."""

@@ -15,6 +15,8 @@ from services.metrics.migration import create_old, migrate
 from services.metrics.rebuild import rebuild
 from services.metrics.schema import create, pragma
 
+CHECKED_WHOLE_BYTES = 8 * 1024 * 1024
+"""A larger file is not read as a whole before the service serves."""
 ID_GAP = 1_000_000
 """Ids that are left out after a loss: sinks may have seen rows that are no longer there."""
 _TABLES = (
@@ -106,12 +108,13 @@ def check_quickly(connection: sqlite3.Connection, path: Path) -> None:
     Raises sqlite3.DatabaseError. The whole is checked while the service runs (`check_whole`).
     """
     pages, size = pragma(connection, "page_count"), pragma(connection, "page_size")
-    if pages <= 2_000:
-        check_whole(connection)
-        return
-    in_log = path.with_name(path.name + "-wal").exists()
+    log = path.with_name(path.name + "-wal")
+    in_log = log.exists() and log.stat().st_size > 0
     if not in_log and path.stat().st_size < pages * size:
         raise sqlite3.DatabaseError(f"the file has {path.stat().st_size} bytes, its header says {pages * size}")
+    if pages * size <= CHECKED_WHOLE_BYTES:
+        check_whole(connection)
+        return
     tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     for table in tables:
         connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone()  # the names are ours

@@ -1,0 +1,235 @@
+"""One producer's gRPC stream: reads batches, has them stored, acknowledges them in order, each after its commit.
+
+What all streams together hold is bounded; beyond it nothing more is read, and producers wait in turn. Batches that one
+commit stored are acknowledged together.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from concurrent.futures import Future
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from furlong.v1 import metrics_pb2
+from services.metrics.intake import RecordsIn, Taken
+from services.metrics.writer import StoreFailed, StoreFull, Writer
+
+log = structlog.get_logger()
+
+WINDOW_BATCHES = 16
+"""Batches of one stream that may wait for their commit."""
+MAX_WAITING_BYTES = 16 * 1024 * 1024
+"""Bytes of all streams that may wait."""
+_MAX_INTEGER = 2**63 - 1
+
+Context = grpc.aio.ServicerContext[Any, Any]  # Any: the messages are fixed by the method
+
+
+class _Waiting:
+    """A batch on its way to the disk."""
+
+    __slots__ = ("batch", "done", "size_bytes", "stream")
+
+    def __init__(self, stream: "IngestStream", batch: RecordsIn, size_bytes: int) -> None:
+        self.stream, self.batch, self.size_bytes = stream, batch, size_bytes
+        self.done: Future[Taken] | None = None
+
+
+class StreamIntake:
+    """What the streams share: the writer, the room, and one way back from the writer's thread to the event loop."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._loop = asyncio.get_running_loop()
+        self._room = _Room(MAX_WAITING_BYTES)
+        self._done: deque[_Waiting] = deque()
+        self._told = False
+        self._last_warned = ""
+
+    async def submit(self, stream: "IngestStream", message: metrics_pb2.RecordBatch) -> _Waiting:
+        """Have a batch stored; waits for room."""
+        size = message.ByteSize()
+        if not self._room.try_take(size):
+            await self._room.take(size)
+        batch = RecordsIn(message.producer, message.incarnation, message.first_sequence, tuple(message.records))
+        waiting = _Waiting(stream, batch, size)
+        done = self._writer.submit(batch)
+        waiting.done = done
+        done.add_done_callback(lambda _: self._stored(waiting))
+        return waiting
+
+    def release(self, waiting: _Waiting) -> None:
+        """A batch is dealt with."""
+        self._room.give_back(waiting.size_bytes)
+
+    def warn(self, producer: str, taken: Taken) -> None:
+        """Records were refused; once a reason."""
+        if taken.first_refusal != self._last_warned:
+            self._last_warned = taken.first_refusal
+            log.warning("records_refused", producer=producer, num_refused=taken.num_refused, reason=taken.first_refusal)
+
+    def _stored(self, waiting: _Waiting) -> None:
+        """From the writer's thread: one call into the loop for all batches of a commit."""
+        self._done.append(waiting)
+        if not self._told:
+            self._told = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        self._told = False
+        while self._done:
+            self._done.popleft().stream.wake()
+
+
+class IngestStream:
+    """Event loop only."""
+
+    def __init__(self, context: Context, intake: StreamIntake) -> None:
+        self._context, self._intake = context, intake
+        self._waiting: deque[_Waiting] = deque()
+        self._changed = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._reading: asyncio.Task[None] | None = None
+        self._ended = False
+
+    async def run(self) -> None:
+        """Until the producer ends the stream, or `stop`."""
+        self._reading = asyncio.create_task(self._read())
+        try:
+            await self._acknowledge_all()
+            if not self._reading.cancelled():
+                await self._reading
+        finally:
+            self._reading.cancel()
+            while self._waiting:
+                self._intake.release(self._waiting.popleft())
+
+    def stop(self) -> None:
+        """Read no more; what was read is still acknowledged. What was on its way, the producer sends again."""
+        if self._reading is not None:
+            self._reading.cancel()
+
+    def wake(self) -> None:
+        """A batch of this stream is stored, or failed."""
+        self._changed.set()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                message = await self._context.read()
+                if message is grpc.aio.EOF:
+                    return
+                if problem := _problem(message):
+                    await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+                self._waiting.append(await self._intake.submit(self, message))
+                del message  # while the next one is awaited nothing of this one is held here
+                while len(self._waiting) >= WINDOW_BATCHES:
+                    self._has_room.clear()
+                    await self._has_room.wait()
+        finally:
+            self._ended = True
+            self._changed.set()
+
+    async def _acknowledge_all(self) -> None:
+        while self._waiting or not self._ended:
+            if not self._waiting or not _is_done(self._waiting[0]):
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            await self._acknowledge()
+
+    async def _acknowledge(self) -> None:
+        """All batches of the foremost producer that are stored, with one message."""
+        first = self._waiting[0].batch
+        through, num_refused, refusal = 0, 0, ""
+        while self._waiting and _is_done(self._waiting[0]):
+            waiting = self._waiting[0]
+            if (waiting.batch.producer, waiting.batch.incarnation) != (first.producer, first.incarnation):
+                break
+            self._waiting.popleft()
+            self._intake.release(waiting)
+            taken = await self._result_of(waiting)
+            through, num_refused = taken.through_sequence, num_refused + taken.num_refused
+            refusal = refusal or taken.first_refusal
+            if taken.num_refused:
+                self._intake.warn(first.producer, taken)
+        self._has_room.set()
+        await self._context.write(
+            metrics_pb2.IngestAck(
+                producer=first.producer,
+                incarnation=first.incarnation,
+                through_sequence=through,
+                num_refused=num_refused,
+                first_refusal=refusal,
+            )
+        )
+
+    async def _result_of(self, waiting: _Waiting) -> Taken:
+        assert waiting.done is not None
+        try:
+            return waiting.done.result(0)
+        except StoreFull as error:
+            await self._context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except StoreFailed as error:
+            await self._context.abort(grpc.StatusCode.UNAVAILABLE, f"the store cannot be written: {error}")
+        raise AssertionError("abort raises")
+
+
+class _Room:
+    """Bytes that may be held. One that is larger than all the room gets it when it is alone."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size, self._used = size_bytes, 0
+        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def try_take(self, size_bytes: int) -> bool:
+        """Without waiting; not before those that wait."""
+        if self._queue or (self._used and self._used + size_bytes > self._size):
+            return False
+        self._used += size_bytes
+        return True
+
+    async def take(self, size_bytes: int) -> None:
+        """In the order of asking."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append((size_bytes, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give_back(size_bytes)
+            raise
+
+    def give_back(self, size_bytes: int) -> None:
+        """Who waits is let in, in order."""
+        self._used -= size_bytes
+        while self._queue:
+            size, turn = self._queue[0]
+            if turn.done():
+                self._queue.popleft()
+                continue
+            if self._used and self._used + size > self._size:
+                return
+            self._queue.popleft()
+            self._used += size
+            turn.set_result(None)
+
+
+def _is_done(waiting: _Waiting) -> bool:
+    return waiting.done is not None and waiting.done.done()
+
+
+def _problem(batch: metrics_pb2.RecordBatch) -> str:
+    """Why a batch cannot be taken at all. Empty: it can."""
+    if not batch.producer or len(batch.producer) > 512:
+        return f"producer must have 1 to 512 characters, got {len(batch.producer)}"
+    if not 1 <= batch.incarnation <= _MAX_INTEGER:
+        return f"incarnation must be 1 to {_MAX_INTEGER}, got {batch.incarnation}"
+    if not 1 <= batch.first_sequence <= _MAX_INTEGER - len(batch.records):
+        return f"first_sequence must be 1 to {_MAX_INTEGER}, got {batch.first_sequence}"
+    return ""
