@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.metrics.rows import Row
 from services.metrics.sinks.flags import wandb_mode as choose_mode
-from services.metrics.sinks.wandb_sink import point_of
 from tests.metrics.running import MetricsProcess, batch, part, send, until
 from tests.metrics.wandb_file import read_runs
 
@@ -48,7 +46,9 @@ def test_run_is_one_over_a_restart_and_each_value_is_over_its_axis(make: Make) -
     prefixes = {"train": "train", "eval": "eval"} | dict.fromkeys(
         ("rollout", "perf", "multi_turn", "passrate"), "rollout"
     )
-    assert first.axes == {f"{prefix}/*": f"{over}/step" for prefix, over in prefixes.items()}
+    assert first.axes == {f"{prefix}/*": f"{over}/step" for prefix, over in prefixes.items()} | {
+        "engine/*": "engine/time"
+    }
 
 
 @pytest.mark.slow
@@ -96,7 +96,8 @@ class Settings:
 class Run:
     id = "x"
     def define_metric(self, *a, **kw): pass
-    def log(self, point):
+    starting_step, resumed = 0, False
+    def log(self, point, step):
         if once("log_raises"): raise RuntimeError("the tracker is broken")
         if once("log_pipe"): raise BrokenPipeError(32, "broken pipe")
         while said("log_hangs"): time.sleep(0.05)
@@ -167,21 +168,6 @@ def test_service_whose_wandb_hangs_ends_within_its_budget(make: Make, stand_in: 
     send(service, batch([part(1, {"train/loss": ["last", 1]})]))
     assert service.stop() == 3
     assert len(service.rows()) == 1
-
-
-def row(body: bytes, prior: bytes | None = None, *, current: bool = True) -> Row:
-    return Row(1, body, prior, current)
-
-
-def test_amended_row_says_only_what_changed() -> None:
-    body = b'{"axis":"rollout/step","step":3,"attempt":1,"values":{"perf/a":1,"perf/b":%d}}'
-    assert point_of(row(body % 2, body % 1)) == {"perf/b": 2, "rollout/step": 3, "rollout/attempt": 1}
-    assert point_of(row(body % 1, body % 1)) == {}
-
-
-def test_row_that_a_newer_attempt_replaced_is_not_drawn() -> None:
-    body = b'{"axis":"train/step","step":3,"attempt":1,"values":{"train/loss":1}}'
-    assert point_of(row(body, current=False)) == {}
 
 
 @pytest.mark.parametrize(

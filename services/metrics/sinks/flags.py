@@ -11,10 +11,9 @@ def specs_of(config: RunConfig, environment: Mapping[str, str] | None = None) ->
     """One a sink, in the order that status shows them."""
     metrics, root = config.metrics, config.run.run_dir
     specs = [SinkSpec("jsonl", "jsonl")]
-    if metrics.use_wandb:
-        specs.append(
-            SinkSpec("wandb", "wandb", _wandb_options(config, os.environ if environment is None else environment))
-        )
+    wandb = _wandb_options(config, os.environ if environment is None else environment)
+    if metrics.use_wandb and wandb["mode"] != "disabled":
+        specs.append(SinkSpec("wandb", "wandb", wandb))
     if metrics.use_tensorboard:
         folder = metrics.metrics_tensorboard_dir or os.path.join(root, "tensorboard")
         specs.append(SinkSpec("tensorboard", "tensorboard", {"dir": folder}))

@@ -201,14 +201,20 @@ class SinkManager:
         specs = [spec for spec in self._specs.values() if self._kind(spec.name).per_run]
         if not specs or self._closed:
             return
-        known = await asyncio.to_thread(self._reader.runs)
+        known = await asyncio.to_thread(self._runs_with_rows, specs)
         for spec in specs:
-            for run in [run.name for run in known]:
+            for run in known:
                 if run not in self._tasks[spec.name]:
                     try:
                         await self._begin_run(spec, run)
                     except ConfigError as error:
                         self._start_task(spec, run, _Unusable(self._task_name(spec, run), str(error)))
+
+    def _runs_with_rows(self, specs: Sequence[SinkSpec]) -> list[str]:
+        """Runs that want a sink and may not have one yet."""
+        names = [run.name for run in self._reader.runs()]
+        new = [name for name in names if any(name not in self._tasks[spec.name] for spec in specs)]
+        return [name for name in new if self._reader.after(0, 1, run=name)]
 
     async def _look_for_runs(self) -> None:
         """At most once a second: the first rows of a run may wait that long for its sink."""

@@ -60,6 +60,7 @@ class ProcessSink(Sink[Row]):
     async def start(self, durable: Cursor) -> Cursor:
         """Start the process and have it get ready."""
         context = self._context
+        self.trouble = ""
         await asyncio.to_thread(context.folder.mkdir, parents=True, exist_ok=True)
         await asyncio.to_thread(_bound, context.log_path)
         last_row = await asyncio.to_thread(context.reader.last_row_id)
@@ -74,12 +75,15 @@ class ProcessSink(Sink[Row]):
     async def write(self, rows: Sequence[Row]) -> Cursor:
         """Hand rows over. An error is tried again with pauses, then the process is given up."""
         answer = await self._ask_patiently(await asyncio.to_thread(_encode, rows))
+        self.trouble = str(answer.get("trouble", ""))
         await self._look_at_log()
         return Cursor(int(answer["safe"]), refused=tuple(Refused(row, why) for row, why in answer.get("refused", ())))
 
     async def tick(self) -> Cursor | None:
         """Have it make safe what it holds."""
-        return Cursor(int((await self._ask({"flush": True}))["safe"]))
+        answer = await self._ask({"flush": True})
+        self.trouble = str(answer.get("trouble", ""))
+        return Cursor(int(answer["safe"]))
 
     async def call(self, method: str, given: Mapping[str, object], *, timeout_s: float) -> None:
         """Call one of its other methods, between two writes. Raises SinkProcessFailed, TimeoutError."""

@@ -77,10 +77,10 @@ class Served:
         try:
             module, _, name = path.rpartition(".")
             self._object = getattr(importlib.import_module(module), name)()
-            told = self._call(self._object.start, dict(settings))
+            finished = min(self._finished_earlier(), settings["last_row"])
+            told = self._call(self._object.start, {**settings, "finished_row": finished})
         except (Exception, SystemExit) as error:  # whatever a vendor or a user raises: told, and tried again
             return _error(error)
-        finished = min(self._finished_earlier(), settings["last_row"])
         self._through = self._safe = max(settings["durable_row"], finished) if told is None else int(told)
         return {"ready": self._safe}
 
@@ -92,7 +92,7 @@ class Served:
                 self._call(getattr(self._object, question["call"]), question["given"])
                 return {}
             self._flush()
-            return {"safe": self._safe}
+            return self._told()
         except (Exception, SystemExit) as error:
             return _error(error)
 
@@ -129,7 +129,11 @@ class Served:
             self._safe = told
         else:
             self._flush()
-        return {"through": last, "safe": self._safe, **({"refused": refused} if refused else {})}
+        return {**self._told(), **({"refused": refused} if refused else {})}
+
+    def _told(self) -> dict[str, Any]:
+        trouble = str(getattr(self._object, "trouble", ""))[:MAX_ERROR_CHARS]
+        return {"safe": self._safe, **({"trouble": trouble} if trouble else {})}
 
     def _flush(self) -> None:
         told = self._call(self._object.flush) if hasattr(self._object, "flush") else None

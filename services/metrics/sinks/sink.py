@@ -45,6 +45,8 @@ class Sink(abc.ABC, Generic[Item]):
     """Seconds behind after which it is said to lag."""
     counts_safe: bool = False
     """Whether a row counts as taken only when it is safe, not when it was handed over."""
+    trouble: str = ""
+    """Why what was taken does not get on, when the sink knows and goes on trying by itself. Empty: it does."""
     cursor_name: str = ""
     """Under which its cursor is kept. Empty: its name."""
     idle_after_s: float | None = None

@@ -56,7 +56,10 @@ class RowSource:
         return self._reader.after(item_id, limit, run=self._run)
 
     def last_id(self) -> int:
-        return self._reader.last_row_id()
+        if self._run is None:
+            return self._reader.last_row_id()
+        find = "SELECT coalesce(max(id), 0) FROM rows WHERE run_id = (SELECT id FROM runs WHERE name = ?)"
+        return int(self._reader.query(find, (self._run,))[0][0])
 
     def id_of(self, item: Row) -> int:
         return item.row_id

@@ -83,8 +83,10 @@ class SinkTask(Generic[Item]):
         place = self.safe if self.sink.counts_safe or self.state == "failing" else self.handed
         behind = await asyncio.to_thread(self.source.behind, place)
         seconds = max(0.0, time.time() - behind.oldest_us / 1e6) if behind.oldest_us else 0.0
-        state = self.state
-        if state == "healthy" and seconds > self.sink.lagging_after_s:
+        state, why = self.state, self.last_error
+        if state == "healthy" and self.sink.trouble:
+            state, why = "failing", self.sink.trouble
+        elif state == "healthy" and seconds > self.sink.lagging_after_s:
             state = "lagging"
         return SinkState(
             name=self.sink.name,
@@ -92,7 +94,7 @@ class SinkTask(Generic[Item]):
             state=state,
             num_rows_behind=behind.num_items,
             seconds_behind=seconds,
-            last_error=self.last_error,
+            last_error=why,
             num_rows_refused=self.num_refused,
         )
 

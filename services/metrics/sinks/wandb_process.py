@@ -1,82 +1,219 @@
-"""The only file that imports wandb: a process of its own, so that nothing wandb does can stop the metrics service.
+"""The only file that imports wandb: what runs in the process of the wandb sink. Never decides on retries.
 
-Reads JSON lines on stdin: first the run's settings, then batches of points `{"through": ID, "points": [...]}`; answers
-each on stdout with `{"through": ID}` or `{"error": ...}`. When stdin ends, also because the service was killed, it
-finishes the run, so that nothing is left in wandb's buffers, and leaves what it finished in a file.
+A row is logged at wandb's step `row id + offset`, and never at an implicit one. wandb's server remembers the last step
+of a run, so that it says itself, at a start, up to which row it has everything: a run that is killed, synced by hand or
+continued after an outage has each row once. What is shown over what is told by define_metric, not by that step.
 """
 
-import contextlib
-import fcntl
 import json
 import os
 import secrets
-import sys
 import time
+import urllib.request
+from base64 import b64encode
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any  # Any: wandb's own objects, and JSON
+from typing import Any  # Any: wandb's own objects, and JSON
 
-AXIS_PREFIXES = {
-    "train/step": ("train",),
-    "rollout/step": ("rollout", "perf", "multi_turn", "passrate"),
-    "eval/step": ("eval",),
-}
+from services.metrics.sinks.wandb_names import Names
+
+OFFLINE_FLUSH_S = 1.0
+OFFLINE_SAFE_S = 4.0
+"""wandb writes a point to its file within OFFLINE_FLUSH_S; measured with a process that is killed."""
+LOOK_TIMEOUT_S = 5
+TABLE_TRIES = 3
+MAX_TEXT_CHARS = 4_000
+_DELIVERED = """query FurlongDelivered($project: String!, $entity: String!, $name: String!) {
+  model(name: $project, entityName: $entity) { bucket(name: $name, missingOk: true) { historyTail } } }"""
 
 
-def main() -> int:
-    """Run until stdin ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what wandb prints is no answer
-    settings = json.loads(sys.stdin.readline() or "{}")
-    if not settings:
-        return 0
-    folder = Path(settings["folder"])
-    with _only_one(folder / "wandb.lock"):
+class WandbRun:
+    """One run of wandb, from init to finish."""
+
+    def __init__(self) -> None:
+        self.trouble = ""
+        """What keeps the rows from wandb's server. Empty: nothing that is known."""
+        self._handed: deque[tuple[float, int]] = deque()  # when, which row
+        self._safe = self._through = 0
+        self._looked_at = self._reached_at = self._moved_at = 0.0
+        self._is_stuck = False
+
+    def start(self, settings: dict[str, Any]) -> int:
+        """Begin or resume the run; the last row that is safe."""
+        self._settings, self._folder = settings, Path(settings["folder"])
+        self._online = settings["mode"] == "online"
+        kept = _read_json(self._folder / "run.json")
+        self._kept: dict[str, Any] = {"id": kept.get("id") or secrets.token_hex(4), "offset": kept.get("offset", 0)}
+        self._names = Names(other=_read_json(self._folder / "names.json"))
+        self._save_kept()
+        self._run = _begin(settings, self._kept["id"])
+        for pattern, axis in self._names.globs():
+            self._run.define_metric(axis)
+            self._run.define_metric(pattern, step_metric=axis)
+        self._safe = self._through = self._found_online() if self._online else self._found_offline()
+        self._looked_at = self._reached_at = self._moved_at = time.monotonic()
+        return self._safe
+
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> int:
+        """Log them; the last row that is safe."""
+        for row in rows:
+            if row["row"] > self._through:
+                if self._log(row) or not self._online:
+                    self._handed.append((time.monotonic(), row["row"]))
+                self._through = row["row"]
+        return self.flush()
+
+    def flush(self) -> int:
+        """The last row that is safe."""
+        now = time.monotonic()
+        if not self._online:
+            while self._handed and now - self._handed[0][0] > OFFLINE_SAFE_S:
+                self._safe = self._handed.popleft()[1]
+        elif not self._handed:
+            self._safe = self._through  # what is left are rows that are no points
+        else:
+            if now - self._looked_at >= self._settings["look_s"]:
+                self._look_at_server(now)
+            self._refuse_to_be_stuck(now)
+        return self._safe
+
+    def close(self) -> int:
+        """Finish the run, within finish_timeout_s."""
+        self._run.finish()
+        if self._online:
+            self._look_at_server(time.monotonic())
+        else:
+            self._safe = self._through
+        return self._safe
+
+    def alert(self, given: Mapping[str, Any]) -> None:
+        """Raise an alert of wandb's."""
+        self._run.alert(title=given["title"][:250], text=given["text"][:MAX_TEXT_CHARS], level=given["level"])
+
+    # -- inside
+
+    def _found_online(self) -> int:
+        """Up to which row the server has everything, by the last step of its history."""
+        last_step = self._run.starting_step - 1 if self._run.resumed else -1
+        found = last_step - self._kept["offset"]
+        if found > self._settings["last_row"]:  # our store was damaged and lost rows: their numbers come again
+            found = min(self._settings["durable_row"], self._settings["last_row"])
+            self._kept["offset"] = last_step - found
+            self._save_kept()
+        return max(0, found)
+
+    def _found_offline(self) -> int:
+        return min(max(self._settings["durable_row"], self._settings["finished_row"]), self._settings["last_row"])
+
+    def _log(self, row: Mapping[str, Any]) -> bool:
+        """One row. False: what a newer attempt has replaced, and what says nothing new, is no point."""
+        if not row["current"] or not (row["values"] or row["histograms"] or row["tables"]):
+            return False
+        body = row["body"]
+        axis = body["axis"]
+        known = len(self._names.other)
+        point: dict[str, Any] = self._names.beside(body)
+        new_axes = [name for name in point if self._names.undefined(name, axis)]
+        media = {**_histograms(row["histograms"]), **self._tables(row)}
+        for name, value in {**row["values"], **media}.items():
+            shown = self._names.shown(name, axis)
+            if self._names.undefined(shown, axis):
+                new_axes.append(shown)
+            point[shown] = value
+        if len(self._names.other) != known:
+            _write_json(self._folder / "names.json", self._names.other)
+        for name in new_axes:
+            if name == axis:
+                self._run.define_metric(axis)
+            else:
+                self._run.define_metric(name, step_metric=axis)
+        self._run.log(point, step=row["row"] + self._kept["offset"])
+        if row["tables"]:
+            (self._folder / "table_tries").unlink(missing_ok=True)
+        return True
+
+    def _tables(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """wandb sends a table at once, as an artifact. One that the server or wandb itself breaks on again and again is
+        left out, so that the row's numbers arrive."""
+        if not row["tables"]:
+            return {}
+        import wandb
+
+        path = self._folder / "table_tries"
+        tried = _read_json(path)
+        tries = tried.get("tries", 0) + 1 if tried.get("row") == row["row"] else 1
+        if tries > TABLE_TRIES:
+            print(f"left out the tables of row {row['row']}: failed {TABLE_TRIES} times", flush=True)
+            return {}
+        _write_json(path, {"row": row["row"], "tries": tries})
+        return {
+            name: wandb.Table(columns=table["columns"], data=table["rows"], allow_mixed_types=True)
+            for name, table in row["tables"].items()
+        }
+
+    def _look_at_server(self, now: float) -> None:
+        """How far the server is."""
+        self._looked_at = now
         try:
-            run = _begin(settings, folder)
-        except Exception as error:  # whatever wandb raises: the service says it, and tries again
-            _answer(answers, {"error": f"{type(error).__name__}: {error}"})
-            raise
-        _answer(answers, {"ready": run.id})
-        through = _serve(run, answers)
-        run.finish()
-        _remember(folder / "wandb_finished", str(through))
-        with contextlib.suppress(OSError):  # the service may be gone
-            _answer(answers, {"finished": through})
-    return 0
+            last_step = self._ask_server()
+        except (OSError, ValueError) as error:  # also HTTP errors and time-outs
+            self._reached_at = 0.0
+            self.trouble = f"wandb's server does not answer: {error}"
+            return
+        self._reached_at = self._reached_at or now
+        self.trouble = ""
+        if last_step is None:  # it does not say: what wandb took has to do
+            last_step = self._through + self._kept["offset"]
+        if last_step - self._kept["offset"] > self._safe:
+            self._safe, self._moved_at = last_step - self._kept["offset"], now
+        while self._handed and self._handed[0][1] <= self._safe:
+            self._handed.popleft()
+        if not self._handed:
+            self._safe = self._through
 
+    def _refuse_to_be_stuck(self, now: float) -> None:
+        """Raises when the server can be reached, and wandb sends it nothing any more: it is then started anew."""
+        if self._is_stuck:
+            raise TimeoutError("wandb has sent nothing for long, though its server answers")
+        if not self._handed or not self._reached_at:
+            return
+        waited_s = now - max(self._reached_at, self._moved_at, self._handed[0][0])
+        if waited_s > self._settings["stuck_s"]:
+            self._is_stuck = True
+            raise TimeoutError(f"wandb has sent nothing for {waited_s:.0f} s, though its server answers")
 
-def _serve(run: Any, answers: IO[str]) -> int:
-    """Take points until stdin ends; the last row that wandb took."""
-    through = 0
-    while line := sys.stdin.readline():
-        if not line.endswith("\n"):
-            break  # the service was killed in the middle
-        batch = json.loads(line)
+    def _ask_server(self) -> int | None:
+        """The last step of the history; None: it does not say."""
+        settings = self._run.settings
+        names = {"project": self._run.project, "entity": self._run.entity, "name": self._run.id}
+        body = json.dumps({"query": _DELIVERED, "variables": names}).encode()
+        headers = {"Content-Type": "application/json", "User-Agent": "furlong"}
+        if key := _key(settings):
+            headers["Authorization"] = "Basic " + b64encode(f"api:{key}".encode()).decode()
+        url = str(settings.base_url).rstrip("/") + "/graphql"
+        request = urllib.request.Request(url, body, headers)
+        with urllib.request.urlopen(request, timeout=LOOK_TIMEOUT_S) as answer:
+            found = json.loads(answer.read(4 * 1024 * 1024))
+        bucket = ((found.get("data") or {}).get("model") or {}).get("bucket") or {}
         try:
-            for point in batch["points"]:
-                if point["row"] > through:
-                    run.log({name: _number(value) for name, value in point["values"].items()})
-                    through = point["row"]
-            through = max(through, batch["through"])
-            answer = {"through": through}
-        except Exception as error:  # whatever wandb raises: told, and tried again
-            answer = {"through": through, "error": f"{type(error).__name__}: {error}"}
-        with contextlib.suppress(OSError):
-            _answer(answers, answer)
-    return through
+            tail = json.loads(bucket.get("historyTail") or "[]")
+            return int(json.loads(tail[-1])["_step"]) if tail else -1
+        except (ValueError, KeyError, IndexError, TypeError):
+            return None
+
+    def _save_kept(self) -> None:
+        _write_json(self._folder / "run.json", self._kept)
 
 
-def _begin(settings: dict[str, Any], folder: Path) -> Any:
+def _begin(settings: Mapping[str, Any], run_id: str) -> Any:
     key_file = os.environ.get("WANDB_API_KEY_FILE", "")
     if key_file and not os.environ.get("WANDB_API_KEY"):
         os.environ["WANDB_API_KEY"] = Path(key_file).read_text().strip()
     import wandb
 
-    id_file = folder / "wandb_run_id"
-    if not id_file.exists():
-        _remember(id_file, secrets.token_hex(4))
-    run = wandb.init(
-        id=id_file.read_text().strip(),
+    return wandb.init(
+        id=run_id,
         resume="allow",
         project=settings["project"],
         group=settings["group"] or None,
@@ -93,52 +230,45 @@ def _begin(settings: dict[str, Any], folder: Path) -> Any:
             disable_code=True,
             disable_git=True,
             silent=True,
+            x_save_requirements=False,
+            x_transaction_log_flush_interval=OFFLINE_FLUSH_S,
+            x_file_stream_retry_wait_max_seconds=10,
+            x_file_stream_timeout_seconds=20,
+            x_graphql_retry_wait_max_seconds=10,
+            x_graphql_timeout_seconds=20,
         ),
     )
-    for axis, prefixes in AXIS_PREFIXES.items():
-        run.define_metric(axis)
-        for prefix in prefixes:
-            run.define_metric(f"{prefix}/*", step_metric=axis)
-    return run
 
 
-def _number(value: object) -> object:
-    """The strings for NaN and the infinities as floats, which wandb takes."""
-    return float(value) if isinstance(value, str) else value
+def _key(settings: Any) -> str:
+    """The key that wandb itself uses: of the environment, its settings or its netrc."""
+    if key := os.environ.get("WANDB_API_KEY") or getattr(settings, "api_key", None):
+        return str(key)
+    import wandb
+
+    return str(wandb.Api(timeout=LOOK_TIMEOUT_S).api_key or "")
 
 
-def _answer(answers: IO[str], answer: dict[str, object]) -> None:
-    answers.write(json.dumps(answer) + "\n")
-    answers.flush()
+def _histograms(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    if not given:
+        return {}
+    import wandb
+
+    return {name: wandb.Histogram(np_histogram=(found["counts"], found["edges"])) for name, found in given.items()}
 
 
-def _remember(path: Path, text: str) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(text)
-    scratch.replace(path)
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
-class _only_one:
-    """Waits, at most a minute, for the process of an earlier start to finish its run."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        self._file = self._path.open("w")
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    scratch = path.with_name(f".{path.name}.new")
+    with scratch.open("w") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)
