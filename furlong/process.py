@@ -35,6 +35,8 @@ class ExitCode(enum.IntEnum):
     """A service that this one cannot work without went away."""
     KILLED = 6
     """Stopped before it could finish: by a second signal, or since its drain budget was over."""
+    HALTED = 7
+    """Stopped for an alert that --halt-on names, and that is not about training's numbers; saved as after a stop."""
 
 
 def die_with_parent(parent_pid: int | None) -> None:

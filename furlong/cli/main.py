@@ -36,7 +36,8 @@ Examples
   furlong up --help          every flag, with its default
 
 Flags win over the file, the file over the defaults. Exit codes: 0 done, 1 crashed, 2 refused (configuration),
-3 stopped as asked with a checkpoint, 4 diverged, 5 a service that was needed went away, 6 stopped at once.
+3 stopped as asked with a checkpoint, 4 diverged, 5 a service that was needed went away, 6 stopped at once,
+7 stopped for an alert that --halt-on names, with a checkpoint.
 """
 
 Command = Callable[[Sequence[str]], int]

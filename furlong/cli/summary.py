@@ -14,8 +14,9 @@ HEADS = {
     ExitCode.DRAINED: "stopped as asked",
     ExitCode.DIVERGED: "stopped: training diverged",
     ExitCode.KILLED: "stopped at once",
+    ExitCode.HALTED: "stopped for an alert",
 }
-SAVED = (ExitCode.DONE, ExitCode.DRAINED)
+SAVED = (ExitCode.DONE, ExitCode.DRAINED, ExitCode.HALTED)
 """Endings at which everything that was trained is in the newest checkpoint."""
 POINTLESS_TO_REPEAT = (ExitCode.DONE, ExitCode.DIVERGED, ExitCode.BAD_CONFIG)
 
@@ -31,7 +32,7 @@ def closing_lines(config: RunConfig, run_dir: RunDir, ending: Ending, *, seconds
     head = next((text for code, text in HEADS.items() if code == ending.code), "failed")
     lost = f", {num_saved} of them saved" if num_saved < num_trained and ending.code not in SAVED else ""
     lines = [f"{head}: {num_trained} of {config.run.num_rollout} rollouts{lost}; this start took {seconds:.1f} s"]
-    if ending.code == ExitCode.DRAINED and ending.reason:
+    if ending.code in (ExitCode.DRAINED, ExitCode.HALTED) and ending.reason:
         lines.append(f"  {ending.reason}")
     facts = _results([row for row in rows if row.step < num_trained])
     facts.append(("checkpoint", str(checkpoint.path) if checkpoint else "none"))

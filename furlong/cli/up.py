@@ -86,7 +86,7 @@ def _supervise(
     for line in closing_lines(config, run_dir, ending, seconds=time.monotonic() - began, again=again):
         output.line(f"[up] {line}")
     output.flush(timeout_s=2.0)
-    if ending.reason and ending.code not in (ExitCode.DONE, ExitCode.DRAINED):
+    if ending.reason and ending.code not in (ExitCode.DONE, ExitCode.DRAINED, ExitCode.HALTED):
         errors.line(f"furlong: {ending.reason}")
     return ending.code
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from furlong.alertrules import check_alerts
 from furlong.config import RunConfig
 from furlong.config.errors import Problem
 
@@ -31,6 +32,7 @@ def check_machine(config: RunConfig, services: Iterable[str], environment: Mappi
     """
     services = list(services)
     problems = [*missing_packages(config, services), *_missing_files(config), *_bad_addresses(config, services)]
+    problems += check_alerts(config.metrics)
     if not problems:  # a hook's import may need any of the above
         problems += _bad_hooks(config, environment)
     return problems

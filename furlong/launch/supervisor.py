@@ -31,6 +31,8 @@ SERVICE_GRACE_S = 15.0
 KILL_S = 2.0
 """How long a killed process may take to vanish."""
 LAST_LINES = 20
+PEACEFUL = (ExitCode.DONE, ExitCode.DRAINED, ExitCode.DIVERGED, ExitCode.HALTED)
+"""Endings that the trainer chose: the rest may take its time to drain."""
 STOP_ORDER = ("rollout", "router", "metrics")
 """After the trainers. Metrics last, so that what the others say at their end is kept."""
 
@@ -192,6 +194,8 @@ class Supervisor:
         code = cause.exit_code()
         if cause.plan.is_trainer and code == ExitCode.DRAINED:
             return Ending(ExitCode.DRAINED, "the trainer was asked to stop; it saved a checkpoint")
+        if cause.plan.is_trainer and code == ExitCode.HALTED:
+            return Ending(ExitCode.HALTED, "an alert that --halt-on names fired; the trainer saved a checkpoint")
         for child in failed:
             if child is not cause:
                 self._say(f"{child.plan.instance} {child.describe_end()} too; see {child.output_path}")
@@ -200,7 +204,7 @@ class Supervisor:
     def _truthful_code(self, child: Child) -> int:
         """The child's own code where it tells of the run; a service that ends while it should serve crashed."""
         code = child.exit_code()
-        telling: tuple[int, ...] = (ExitCode.BAD_CONFIG, ExitCode.DIVERGED, ExitCode.PEER_LOST)
+        telling: tuple[int, ...] = (ExitCode.BAD_CONFIG, ExitCode.DIVERGED, ExitCode.PEER_LOST, ExitCode.HALTED)
         if not child.plan.is_trainer:
             telling = (ExitCode.BAD_CONFIG, ExitCode.PEER_LOST) if child.plan.instance in self._waiting_for else ()
         return code if code is not None and code in telling else ExitCode.CRASHED
@@ -253,7 +257,7 @@ class Supervisor:
     def _stop_rest(self, ending: Ending) -> None:
         """Stop what still runs, in order: trainers, then who feeds them, metrics last."""
         self._begin_stopping()
-        well = ending.code in (ExitCode.DONE, ExitCode.DRAINED)
+        well = ending.code in PEACEFUL
         unready = frozenset(self._waiting_for)
         for service in ("trainer", *STOP_ORDER):
             children = self._of(service)

@@ -19,6 +19,7 @@ from furlong.service import ServiceContext, run_async
 from furlong.v1 import rollout_pb2_grpc
 from services.rollout.batch_store import BatchStore
 from services.rollout.batches import Batches
+from services.rollout.engine_news import EngineNews
 from services.rollout.engine_process import EngineStartFailed
 from services.rollout.evaluation import Evaluations
 from services.rollout.feed import PromptFeed
@@ -55,6 +56,7 @@ async def serve(context: ServiceContext) -> AsyncGenerator[None]:
     limits = read_model_limits(Path(config.model.hf_checkpoint))
     tokenizer = load_tokenizer(config)
     fleet = Fleet(config, context.run_dir)
+    fleet.on_change(EngineNews(context.telemetry).take)
     servicer = RolloutServicer(fleet, context.telemetry)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(rewards.close)

@@ -11,9 +11,11 @@ from furlong import addresses, rpc
 from furlong.addresses import join_host_port
 from furlong.config import ConfigError, RunConfig
 from furlong.config.errors import Problem
+from furlong.phases import PhaseReport
 from furlong.process import ExitCode
 from furlong.service import ServiceContext
 from furlong.v1 import trainer_pb2_grpc
+from services.trainer.alert_hearing import hearing_alerts, tell_run_ended, tell_run_started
 from services.trainer.attempt import read_attempt
 from services.trainer.backend import Backend
 from services.trainer.checkpoint import Checkpoint, Checkpoints, Meta, differences
@@ -36,7 +38,8 @@ def lead(context: ServiceContext, checkpoints: Checkpoints, rows: RowWriter, *, 
     """Rank 0's life. Raises what `main` turns into an exit code. begun: set once the loop minds stops itself."""
     config = context.config
     set_up_torch(config)
-    status = Status()
+    status = Status(PhaseReport(context.telemetry))
+    tell_run_started(context)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(_serving(context, status))
         stack.callback(leave)
@@ -57,11 +60,13 @@ def lead(context: ServiceContext, checkpoints: Checkpoints, rows: RowWriter, *, 
         server.set_serving(serving=True)
         begun.set()
         try:
-            code = loop.run()
+            with hearing_alerts(context, rows):
+                code = loop.run()
         finally:
             session.close()
         watch.stop()
         release()
+        tell_run_ended(context, code)
         return code
 
 

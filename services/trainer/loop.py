@@ -24,7 +24,7 @@ from services.trainer.publisher import Published
 from services.trainer.ranks import PeerLost
 from services.trainer.report import Iteration, make_row, send_iteration, send_train_steps
 from services.trainer.rollout_client import Received, StoppedWaiting
-from services.trainer.row import format_row
+from services.trainer.row import show_row
 from services.trainer.row_writer import RowWriter
 from services.trainer.session import Session
 from services.trainer.status import Status
@@ -171,7 +171,7 @@ class Loop:
         )
         send_iteration(parts.telemetry, iteration)
         row = make_row(iteration, num_rollout=config.run.num_rollout, use_kl_loss=config.trainer.use_kl_loss)
-        parts.rows.write(format_row(row))
+        parts.rows.write(show_row(row, as_json=config.run.log_format == "json"))
         return now
 
     def _save_and_tell(self, rollout_id: int, iteration: _Trained, began: float) -> float:
@@ -253,7 +253,10 @@ class Loop:
         """Save what is not saved yet; the exit code."""
         stop, done = self._parts.stop, self._done
         if done > self._start and self._saved != done - 1:
-            self._save(done - 1)
+            if stop.code is ExitCode.DIVERGED:  # not worth keeping, and it would push a sound checkpoint out
+                log.warning("checkpoint_not_saved", rollout_id=done - 1, reason=stop.reason)
+            else:
+                self._save(done - 1)
         finished = done >= self._parts.config.run.num_rollout and not self._evaluation_owed
         if stop.requested.is_set() and not (finished and stop.code is ExitCode.DRAINED):
             return ExitCode(stop.code)

@@ -13,6 +13,7 @@ import structlog
 
 from furlong import addresses, service
 from furlong.addresses import NotReachable
+from furlong.alertrules import check_alerts
 from furlong.config import ConfigError, RunConfig
 from furlong.process import ExitCode
 from furlong.rpc import PortTaken
@@ -28,7 +29,7 @@ def main(config: RunConfig, *, rank: int, foreground: bool) -> int:
     """Run one rank of the trainer; the exit code."""
     instance = f"trainer-{rank}"
     context = service.start(config, service="trainer", instance=instance, rank=rank, foreground=foreground)
-    rows = RowWriter()
+    rows = RowWriter(as_json=config.run.log_format == "json")
     try:
         return int(_guarded(context, rank, rows))
     finally:
@@ -83,6 +84,8 @@ def _run(context: ServiceContext, rank: int, rows: RowWriter) -> ExitCode:
             log.info("already_done", checkpoint_rollout_id=saved, num_rollout=config.run.num_rollout)
         return ExitCode.DONE
     if rank == 0:
+        if config.metrics.halt_on and (problems := check_alerts(config.metrics)):
+            raise ConfigError(problems)
         context.telemetry.attempt = next_attempt(context.run_dir)
         checkpoints.clear_remains()
         from services.trainer.leader import lead

@@ -6,6 +6,8 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 
+from furlong.phases import PhaseReport
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -23,7 +25,9 @@ class Snapshot:
 class Status:
     """The current snapshot, and how long each stage of the iteration took."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: PhaseReport | None = None) -> None:
+        """report: told of each stage."""
+        self._report = report
         self._lock = threading.Lock()
         self._now = Snapshot(phase_since=time.monotonic())
         self._seconds: dict[str, float] = {}
@@ -43,10 +47,16 @@ class Status:
         begun = time.monotonic()
         with self._lock:
             self._now = replace(self._now, phase=phase, phase_since=begun)
+            rollout_id = self._now.rollout_id
+        if self._report is not None:
+            self._report.opened(phase, rollout_id=rollout_id)
         try:
             yield
         finally:
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.monotonic() - begun
+            seconds = time.monotonic() - begun
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+            if self._report is not None:
+                self._report.closed(phase, seconds=seconds, rollout_id=rollout_id)
 
     def take_seconds(self) -> dict[str, float]:
         """Seconds by phase since the last call. The loop's thread alone."""

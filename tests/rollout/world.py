@@ -41,6 +41,9 @@ class FakeTelemetry:
     def metrics(self, axis: str, step: int, values: Mapping[str, Any], **_: object) -> None:
         self.rows.append((axis, step, dict(values), self.attempt))
 
+    def record(self, obj: Mapping[str, object]) -> None:
+        """Phases and the like; no test looks at them here."""
+
     @property
     def stats(self) -> SimpleNamespace:
         return SimpleNamespace(connected=True)

@@ -51,7 +51,7 @@ class Liveness:
     def take(self, record: Record, *, now: float, wall_s: float) -> None:
         """Take a notable record. A record that makes no sense changes nothing."""
         event, instance = record.get("event"), record.get("instance")
-        if not isinstance(instance, str) or not instance:
+        if not isinstance(instance, str) or not instance or self.ended:
             return
         if event == "heartbeat" and record.get("closing"):
             self._services.pop(instance, None)
@@ -72,13 +72,12 @@ class Liveness:
             self._engines_gone.pop(str(record.get("engine")), None)
 
     def _service(self, instance: str, now: float) -> _Service:
-        self.ended = False
         service = self._services.setdefault(instance, _Service(now))
         service.last_seen = now
         return service
 
     def run_ended(self) -> None:
-        """The run is over: nothing is missed any more."""
+        """The run is over: nothing is missed any more, until it is started again."""
         self._services.clear()
         self._engines_gone.clear()
         self.ended = True
