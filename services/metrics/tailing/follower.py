@@ -225,10 +225,13 @@ class Follower:
             if other is None:
                 continue
             key = (other.dev, other.ino)
-            is_free = key not in self.files and key not in self._candidates and key not in self._marks
+            stale = self._marks.get(key)  # of another file that had its inode, perhaps
+            is_known = stale is not None and stale.content.offset and stale.content.find_in(other.fd)
+            is_free = key not in self.files and key not in self._candidates and not is_known
             content = mark.content.find_in(other.fd) if is_free else None
             if content is not None and content.begins(other.fd):
                 other.restore(mark, content, moment.mono_s)
+                self._marks.pop(key, None)
                 self.files[key] = other
                 return True
             other.close()
@@ -243,8 +246,9 @@ class Follower:
                 self._drop(key)
                 return True
         for key, mark in self._marks.items():
-            content = mark.content.find_in(file.fd) if mark.path == file.path else None
-            if content is not None and content.offset >= _MIN_CONTINUED_BYTES and content.begins(file.fd):
+            least = _least_common(mark.path, file.path)
+            content = mark.content.find_in(file.fd) if least else None
+            if content is not None and content.offset >= least and content.begins(file.fd):
                 file.restore(mark, content, moment.mono_s)
                 del self._marks[key]
                 self._dropped[mark.name] = None
@@ -356,6 +360,14 @@ def _begins(file: FollowedFile, other: FollowedFile) -> bool:
         return other.seen.begins(file.fd)
     except OSError:
         return False
+
+
+def _least_common(original: str, path: str) -> int:
+    """Bytes that a file must begin with to be taken for the rest of one that is gone. 0: the names do not fit."""
+    if path == original:
+        return _MIN_CONTINUED_BYTES
+    folder, name = os.path.split(original)
+    return 1 if os.path.dirname(path) == folder and is_related(name, os.path.basename(path)) else 0
 
 
 def _related_paths(path: str) -> list[str]:

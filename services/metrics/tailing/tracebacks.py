@@ -17,6 +17,7 @@ MAX_OPEN = 64
 
 _START = "Traceback (most recent call last):"
 _FINAL = re.compile(r"(?:[A-Za-z_][\w.<>]*\.)?[A-Za-z_]\w*(?:\(\S*\))?(?::(?: .*|$)|$)")
+_GROUP_END = re.compile(r" +\+-{16,}")
 _CHAIN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
@@ -126,7 +127,7 @@ class Joiner:
         known.blanks = 0
         if text.startswith((*_CHAIN, _START)):
             known.has_final = False
-        elif text[0] not in " \t" and not text.startswith("ray::"):
+        elif (text[0] not in " \t" and not text.startswith("ray::")) or _GROUP_END.fullmatch(text):
             known.has_final = True
         if len(known.lines) < MAX_LINES and known.size_bytes < MAX_BYTES:
             return []

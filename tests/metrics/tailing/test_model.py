@@ -73,8 +73,9 @@ class Log(RuleBasedStateMachine):
 
     def end_half(self) -> None:
         if self.half:
-            self.write(" and whole\n")
-            self.written.append(self.half + " and whole")
+            rest = f" and whole {len(self.written)}"
+            self.write(rest + "\n")
+            self.written.append(self.half + rest)
             self.halves[self.half] = self.written[-1]
             self.unread.append(self.written[-1])
             self.half = ""
