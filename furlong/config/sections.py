@@ -331,6 +331,8 @@ class MetricsSection(Section):
     """Hand the rows to the MLflow server there. User, password and token come from MLflow's own environment variables."""
     mlflow_experiment: str = ""
     """MLflow experiment. Empty: furlong."""
+    prometheus_stale_s: Positive = 3600.0
+    """Seconds without a row after which a run is no longer shown to Prometheus at /metrics."""
     statsd_addr: str = ""
     """HOST:PORT of a statsd daemon that gets the rows as gauges."""
     statsd_prefix: str = "furlong"

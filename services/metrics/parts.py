@@ -27,6 +27,7 @@ from services.metrics.http.app import make_app
 from services.metrics.http.server import serve_http
 from services.metrics.ingest import MetricsServicer
 from services.metrics.lock import StoreLock
+from services.metrics.prometheus import route as prometheus
 from services.metrics.queries import Queries
 from services.metrics.rows import RowReader
 from services.metrics.sinks.flags import specs_of
@@ -82,14 +83,14 @@ async def running(context: ServiceContext, *, alone: bool = False) -> AsyncGener
     async with contextlib.AsyncExitStack() as stack:
         parts = await stack.enter_async_context(_store(context, alone=alone))
         servicer = MetricsServicer(parts.writer, parts.reader, parts.sinks)
-        http = await stack.enter_async_context(_http(parts, servicer))
+        servicer.http = await stack.enter_async_context(_http(parts, servicer))
         await stack.enter_async_context(_sinks(parts))
         stack.push_async_callback(_hand_on_waiting, parts)
         parts.alerts = await stack.enter_async_context(watching_alerts(parts))
         servicer.alerts = parts.alerts.streams
         servicer.following = await stack.enter_async_context(following_files(parts))
         await stack.enter_async_context(_collector(parts))
-        await stack.enter_async_context(_grpc(parts, servicer, http))
+        await stack.enter_async_context(_grpc(parts, servicer))
         parts.ready.set()
         try:
             yield parts
@@ -141,7 +142,7 @@ async def _store(context: ServiceContext, *, alone: bool) -> AsyncGenerator[Part
 @contextlib.asynccontextmanager
 async def _http(parts: Parts, servicer: MetricsServicer) -> AsyncGenerator[str]:
     config = parts.context.config
-    app = make_app(parts, status=servicer.status)
+    app = make_app(parts, status=servicer.status, more=[prometheus.router(parts)])
     async with serve_http(app, host=config.run.host, port=config.metrics.metrics_port) as http:
         try:
             yield http
@@ -176,7 +177,7 @@ async def _collector(parts: Parts) -> AsyncGenerator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _grpc(parts: Parts, servicer: MetricsServicer, http: str) -> AsyncGenerator[None]:
+async def _grpc(parts: Parts, servicer: MetricsServicer) -> AsyncGenerator[None]:
     """Also publishes where the service is, and says SERVING."""
     context = parts.context
     server = await rpc.start_server(
@@ -185,7 +186,7 @@ async def _grpc(parts: Parts, servicer: MetricsServicer, http: str) -> AsyncGene
         host=context.config.run.host,
         port=context.config.metrics.metrics_grpc_port,
     )
-    addresses.publish(context.run_dir, context.instance, grpc=server.address, http=http)
+    addresses.publish(context.run_dir, context.instance, grpc=server.address, http=servicer.http)
     await server.set_serving(serving=True)
     try:
         yield

@@ -19,6 +19,7 @@ import structlog
 
 from furlong.jsonline import Secrets
 from services.metrics import salvage
+from services.metrics.committimes import CommitTimes
 from services.metrics.counts import Counts
 from services.metrics.intake import Intake, Record, RecordsIn, Taken, put_mark
 from services.metrics.room import Room
@@ -75,6 +76,7 @@ class Writer(threading.Thread):
     ) -> None:
         super().__init__(name="metrics-writer", daemon=True)
         self.counts = Counts()
+        self.commit_times = CommitTimes()
         self.failing = ""
         """Why the store cannot be written. Empty: it can."""
         self.on_commit = on_commit
@@ -85,6 +87,11 @@ class Writer(threading.Thread):
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._room = Room(path.parent, min_free_bytes)
         self._open()
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that nobody has begun."""
+        return self._jobs.qsize()
 
     @property
     def holding(self) -> str:
@@ -196,6 +203,7 @@ class Writer(threading.Thread):
             jobs = self._hold(jobs)
         if not jobs and not self.rows.has_due(time.time()):
             return
+        begun = time.perf_counter()
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             results = [job.work(self) for job in jobs]
@@ -206,6 +214,7 @@ class Writer(threading.Thread):
         except Exception as error:  # the disk is full, the file is damaged; or a bug, which must not end the thread
             self._failed(jobs, error)
             return
+        self.commit_times.add(time.perf_counter() - begun)
         if self.failing:
             self.failing = ""
             log.info("metrics_store_works_again")

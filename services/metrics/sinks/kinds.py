@@ -38,7 +38,6 @@ KINDS: Mapping[str, Kind] = {
     "wandb": Kind(f"{_HERE}.wandb_sink", per_run=True, needs=("wandb",), extra="wandb"),
     "tensorboard": Kind(f"{_HERE}.tensorboard", needs=("tensorboardX",)),
     "mlflow": Kind(f"{_HERE}.mlflow", needs=("mlflow",)),
-    "prometheus": Kind(f"{_HERE}.prometheus", needs=("prometheus_client",)),
     "statsd": Kind(f"{_HERE}.statsd"),
     "otlp": Kind(f"{_HERE}.otlp", needs=("opentelemetry",)),
     "otlp_logs": Kind(f"{_HERE}.otlp_logs", follows="batches", needs=("opentelemetry",)),
