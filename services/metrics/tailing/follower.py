@@ -208,6 +208,9 @@ class Follower:
         mark = self._marks.pop((file.dev, file.ino), None)
         if mark is None:  # devices may be numbered anew when a machine starts
             mark = next((m for m in self._marks.values() if (m.path, m.ino) == (file.path, file.ino)), None)
+            if mark is not None:
+                del self._marks[mark.dev, mark.ino]
+                self._dropped[mark.name] = None
         if mark is None:
             return self._continues_another(file, moment)
         content = mark.content.find_in(file.fd)
