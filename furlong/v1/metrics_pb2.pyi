@@ -50,20 +50,22 @@ class GetMetricsStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetMetricsStatusResponse(_message.Message):
-    __slots__ = ("num_records", "num_rows", "num_refused", "sinks", "files", "endpoints")
+    __slots__ = ("num_records", "num_rows", "num_refused", "sinks", "files", "endpoints", "http")
     NUM_RECORDS_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_REFUSED_FIELD_NUMBER: _ClassVar[int]
     SINKS_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    HTTP_FIELD_NUMBER: _ClassVar[int]
     num_records: int
     num_rows: int
     num_refused: int
     sinks: _containers.RepeatedCompositeFieldContainer[SinkStatus]
     files: _containers.RepeatedCompositeFieldContainer[TailedFile]
     endpoints: _containers.RepeatedCompositeFieldContainer[ScrapedEndpoint]
-    def __init__(self, num_records: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_refused: _Optional[int] = ..., sinks: _Optional[_Iterable[_Union[SinkStatus, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[TailedFile, _Mapping]]] = ..., endpoints: _Optional[_Iterable[_Union[ScrapedEndpoint, _Mapping]]] = ...) -> None: ...
+    http: str
+    def __init__(self, num_records: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_refused: _Optional[int] = ..., sinks: _Optional[_Iterable[_Union[SinkStatus, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[TailedFile, _Mapping]]] = ..., endpoints: _Optional[_Iterable[_Union[ScrapedEndpoint, _Mapping]]] = ..., http: _Optional[str] = ...) -> None: ...
 
 class TailedFile(_message.Message):
     __slots__ = ("path", "behind_bytes", "num_lines", "size_bytes", "num_records", "num_clipped", "num_invalid", "num_welded", "num_partial", "num_truncations")

@@ -27,6 +27,8 @@ class MetricsServicer(metrics_pb2_grpc.MetricsServicer):
         self._intake = StreamIntake(writer)
         self._streams: set[IngestStream] = set()
         self._stopping = False
+        self.http = ""
+        """Where the same service answers over HTTP."""
         self.alerts: AlertStreams | None = None
         """Set once they are watched."""
         self.following = Following()
@@ -87,6 +89,7 @@ class MetricsServicer(metrics_pb2_grpc.MetricsServicer):
             num_records=await asyncio.to_thread(self._reader.num_records),
             num_rows=last,
             num_refused=self._writer.counts.num_refused,
+            http=self.http,
             sinks=[
                 metrics_pb2.SinkStatus(
                     name=sink.name,

@@ -8,6 +8,7 @@ import orjson
 from fastapi import APIRouter, Query, Response
 
 from furlong.asking.filters import LogFilter
+from furlong.asking.forms import line_form, row_form
 from furlong.asking.levels import NAMES, level_number
 from furlong.asking.store import Curve, StoreReader, UnknownName
 from furlong.clock import iso
@@ -137,16 +138,6 @@ def level_of(name: str) -> int:
     if number == level_number(None) and name.lower() not in ("info", "notice", "information", "20"):
         raise Problem(400, f"level must be one of {', '.join(NAMES.values())}, got {name[:100]!r}", "Mend it.")
     return number
-
-
-def row_form(row_id: int, emitted_us: int, body: bytes) -> bytes:
-    """A row with its id and when it was handed on."""
-    return b'{"id":%d,"emitted":"%s",' % (row_id, iso(emitted_us).encode()) + body[1:]
-
-
-def line_form(record_id: int, received_us: int, body: bytes) -> bytes:
-    """A log line as it came, with its id and when it came beside it."""
-    return b'{"id":%d,"received":"%s","record":' % (record_id, iso(received_us).encode()) + body + b"}"
 
 
 def _curves(curves: Iterable[Curve]) -> bytes:

@@ -5,9 +5,7 @@ header Last-Event-ID) is shown everything since, from the store, and then what c
 """
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, Iterable, Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
@@ -16,142 +14,79 @@ from fastapi import APIRouter, Query, Request, Response
 from sse_starlette import EventSourceResponse
 
 from furlong.asking.filters import LogFilter
-from furlong.asking.store import RECORD_BITS, StoreReader
-from services.metrics.feed import AlertChange, Feed, Item, TooManyListeners
-from services.metrics.http.asking import Asker, Axis, Level, Run, level_of, line_form, row_form
+from furlong.asking.following import KINDS, Event, Follower, Place, Wanted, place_now
+from services.metrics.feed import Feed, Item, TooManyListeners
+from services.metrics.http.asking import Asker, Axis, Level, Run, level_of
 from services.metrics.http.errors import Problem
 from services.metrics.queries import Queries
 from services.metrics.rows import Row, StoredBatch
 
-KINDS = ("record", "row", "alert")
 PING_S = 15
-REPLAY_BATCHES = 16
-REPLAY_ROWS = 1000
 SEND_BYTES = 64 * 1024
 SEND_TIMEOUT_S = 300.0
-_PLACE = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})\.([0-9]{1,18})")
-
-
-@dataclass(frozen=True)
-class Place:
-    """How far somebody has seen."""
-
-    record_id: int
-    row_id: int
-    alert_id: int
-
-    def __str__(self) -> str:
-        return f"{self.record_id}.{self.row_id}.{self.alert_id}"
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What somebody wants to be shown."""
-
-    kinds: frozenset[str]
-    lines: LogFilter
-    axis: str | None
-
-    def has_row(self, run: str, body: bytes) -> bool:
-        """Whether a row is wanted."""
-        if "row" not in self.kinds or (self.lines.run is not None and run != self.lines.run):
-            return False
-        if self.axis is None and self.lines.rollout_id is None and self.lines.text is None:
-            return True
-        if not self.lines.may_match(body):
-            return False
-        row = orjson.loads(body)
-        of_axis = self.axis is None or row["axis"] == self.axis
-        return of_axis and self.lines.rollout_id in (None, row.get("rollout_id"))
+OFF_LOOP_RECORDS = 200
+"""More are looked at on a thread."""
 
 
 class Stream:
     """One client's events."""
 
     def __init__(self, asker: Asker, feed: Feed, wanted: Wanted, place: Place | None) -> None:
-        self._asker, self._feed, self._wanted = asker, feed, wanted
+        self._asker, self._feed, self._asked = asker, feed, place
+        self._follower = Follower(wanted, place or Place())
         self._listener = feed.listen()
-        self._asked = place
-        self._place = place or Place(0, 0, 0)
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Until the client goes or the service stops."""
         try:
-            now = await self._now()
-            self._place = self._asked or now
-            if self._place.record_id > now.record_id or self._place.row_id > now.row_id:
-                self._place = now  # of another store
-                yield _event("reset", self._place, {"reason": "the store is another one: what was before is not shown"})
-            yield _event("hello", self._place, {"place": str(self._place)})
+            now = await self._asker.ask(place_now)
+            follower = self._follower
+            if self._asked is None:
+                follower.place = now
+            elif self._asked.record_id > now.record_id or self._asked.row_id > now.row_id:
+                follower.place = now
+                yield _told("reset", now, {"reason": "the store is another one: what was before is not shown"})
+            yield _told("hello", follower.place, {"place": str(follower.place)})
             async for chunk in self._replay():
                 yield chunk
             while not self._listener.closed:
                 num_lost, items = await self._listener.next(PING_S)
                 if num_lost:
-                    yield _event("gap", None, {"num_lost": num_lost, "place": str(self._place)})
-                for chunk in await self._selected(items):
+                    yield _told("gap", None, {"num_lost": num_lost, "place": str(follower.place)})
+                for chunk in await self._wanted_of(items):
                     yield chunk
         finally:
             self._feed.leave(self._listener)
 
     async def _replay(self) -> AsyncGenerator[bytes]:
         """From the store, up to where the queue goes on. What is queued meanwhile is in the store too, and dropped."""
-        while not self._listener.closed:
+        has_more = True
+        while has_more and not self._listener.closed:
             self._listener.drop_all()
-            items = await self._asker.ask(partial(_after, place=self._place))
-            for chunk in await self._selected(items):
+            has_more, events = await self._asker.ask(partial(Follower.next_of, self._follower))
+            for chunk in _chunks(events):
                 yield chunk
-            if not items:
-                return
 
-    async def _selected(self, items: list[Item]) -> list[bytes]:
-        if sum(len(item.bodies) if isinstance(item, StoredBatch) else 1 for item in items) > 200:
-            return await asyncio.to_thread(lambda: list(self._chunks(items)))
-        return list(self._chunks(items))
+    async def _wanted_of(self, items: list[Item]) -> list[bytes]:
+        if sum(len(item.bodies) if isinstance(item, StoredBatch) else 1 for item in items) > OFF_LOOP_RECORDS:
+            return await asyncio.to_thread(lambda: list(_chunks(self._events_of(items))))
+        return list(_chunks(self._events_of(items)))
 
-    def _chunks(self, items: Iterable[Item]) -> Iterator[bytes]:
-        """What is wanted of it, encoded, in pieces that are worth sending."""
-        waiting, size = [], 0
+    def _events_of(self, items: Iterable[Item]) -> Iterator[Event]:
+        follower = self._follower
         for item in items:
-            for event in self._encoded(item):
-                waiting.append(event)
-                size += len(event)
-                if size >= SEND_BYTES:
-                    yield b"".join(waiting)
-                    waiting, size = [], 0
-        if waiting:
-            yield b"".join(waiting)
-
-    def _encoded(self, item: Item) -> Iterator[bytes]:
-        """What was seen already, by the replay, is left out."""
-        if isinstance(item, StoredBatch):
-            yield from self._records(item)
-        elif isinstance(item, Row):
-            if item.row_id > self._place.row_id:
-                self._place = replace(self._place, row_id=item.row_id)
-                if self._wanted.has_row(item.run, item.body):
-                    yield _raw("row", self._place, row_form(item.row_id, item.emitted_us, item.body))
-        elif item.alert_id > self._place.alert_id:
-            self._place = replace(self._place, alert_id=item.alert_id)
-            if "alert" in self._wanted.kinds and self._wanted.lines.run in (None, item.run):
-                yield _raw("alert", self._place, item.body)
-
-    def _records(self, batch: StoredBatch) -> Iterator[bytes]:
-        first = batch.batch_id << RECORD_BITS
-        last = first + len(batch.bodies) - 1
-        lines = self._wanted.lines
-        is_wanted = "record" in self._wanted.kinds and lines.run in (None, batch.run) and batch.top_level >= lines.level
-        seen = self._place.record_id
-        for index, body in enumerate(batch.bodies if is_wanted and last > seen else ()):
-            record_id = first + index
-            if record_id > seen and lines.match(body) is not None:
-                self._place = replace(self._place, record_id=record_id)
-                yield _raw("record", self._place, line_form(record_id, batch.received_us, body))
-        self._place = replace(self._place, record_id=max(self._place.record_id, last))
-
-    async def _now(self) -> Place:
-        ids = await self._asker.ask(lambda store: store.ids())
-        return Place(ids.record_id, ids.row_id, ids.alert_id)
+            if isinstance(item, StoredBatch):
+                yield from follower.batch(
+                    batch_id=item.batch_id,
+                    run=item.run,
+                    received_us=item.received_us,
+                    top_level=item.top_level,
+                    bodies=item.bodies,
+                )
+            elif isinstance(item, Row):
+                yield from follower.row(row_id=item.row_id, run=item.run, emitted_us=item.emitted_us, body=item.body)
+            else:
+                yield from follower.alert(alert_id=item.alert_id, run=item.run, body=item.body)
 
 
 def router(queries: Queries, feed: Feed) -> APIRouter:
@@ -184,9 +119,7 @@ def router(queries: Queries, feed: Feed) -> APIRouter:
         chosen = frozenset(kinds.split(","))
         if not chosen <= set(KINDS):
             raise Problem(400, f"kinds must be of {', '.join(KINDS)}, got {kinds[:100]!r}", "For example kinds=row.")
-        if service is not None or instance is not None:
-            chosen -= {"row"}
-        wanted = Wanted(chosen, LogFilter(run, service, instance, level_of(level), rollout_id, text), axis)
+        wanted = Wanted(LogFilter(run, service, instance, level_of(level), rollout_id, text), chosen, axis)
         seen = _place_of(request.headers.get("last-event-id") or place)
         try:
             stream = Stream(asker, feed, wanted, seen)
@@ -197,29 +130,27 @@ def router(queries: Queries, feed: Feed) -> APIRouter:
     return routes
 
 
-def _after(store: StoreReader, place: Place) -> list[Item]:
-    """The next items of the store."""
-    items: list[Item] = []
-    first = (place.record_id + 1) >> RECORD_BITS  # the batch that the place is in, if it is not at its end
-    for batch_id, run, received_us, top_level, body in store.batches_after(first - 1, limit=REPLAY_BATCHES):
-        items.append(StoredBatch(batch_id, run, "", 0, received_us, tuple(body.split(b"\n")), top_level))
-    for row_id, emitted_us, body in store.rows(after=place.row_id, last=REPLAY_ROWS):
-        items.append(Row(row_id, orjson.loads(body)["run"], body, None, True, emitted_us))
-    for alert in store.alerts(after=place.alert_id, last=REPLAY_ROWS):
-        items.append(AlertChange(int(str(alert["id"])), str(alert["run"]), orjson.dumps(alert)))
-    return items
-
-
 def _place_of(text: str | None) -> Place | None:
-    if not text:
-        return None
-    found = _PLACE.fullmatch(text.strip())
-    if found is None:
-        raise Problem(400, f"a place is RECORD.ROW.ALERT, got {text[:100]!r}", "Send an event's id, or none.")
-    return Place(*map(int, found.groups()))
+    try:
+        return Place.parse(text) if text else None
+    except ValueError as error:
+        raise Problem(400, str(error), "Send an event's id, or none.") from None
 
 
-def _event(name: str, place: Place | None, tree: object) -> bytes:
+def _chunks(events: Iterable[Event]) -> Iterator[bytes]:
+    """The events in pieces that are worth sending."""
+    waiting, size = [], 0
+    for event in events:
+        waiting.append(_raw(event.kind, event.place, event.data))
+        size += len(event.data)
+        if size >= SEND_BYTES:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield b"".join(waiting)
+
+
+def _told(name: str, place: Place | None, tree: object) -> bytes:
     return _raw(name, place, orjson.dumps(tree))
 
 
