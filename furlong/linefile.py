@@ -8,6 +8,7 @@ import contextlib
 import os
 import select
 import stat
+import sys
 import threading
 from pathlib import Path
 from typing import Protocol
@@ -99,8 +100,8 @@ def open_appending(path: Path) -> AppendedFile:
 
 
 def standard_error() -> Console:
-    """This process's stderr."""
-    return Console(2)
+    """This process's stderr. When it was closed from the start nothing is written: its number may be another file's."""
+    return Console(2 if sys.__stderr__ is not None else -1)
 
 
 def _may_wait(handle: int) -> bool:

@@ -5,11 +5,14 @@ counted; when it is gone, all are. The run goes on in both cases.
 """
 
 import os
+import select
+import sys
 import threading
 import time
 from collections import deque
 
 MAX_LINES = 5_000
+_POLL_MS = 1_000
 
 
 class Console:
@@ -22,7 +25,7 @@ class Console:
         self._max_lines = max_lines
         self._lines: deque[str] = deque()
         self._change = threading.Condition()
-        self._gone = False
+        self._gone = _was_closed_from_the_start(descriptor)
         self._writing = False
         threading.Thread(target=self._write_lines, name=f"console-{descriptor}", daemon=True).start()
 
@@ -62,12 +65,19 @@ class Console:
     def _write(self, content: bytes) -> None:
         try:
             while content and not self._gone:
-                content = content[os.write(self._descriptor, content) :]
-        except BlockingIOError:  # a non-blocking terminal that is full: this line is lost, not the run
-            with self._change:
-                self.num_dropped += 1
+                try:
+                    content = content[os.write(self._descriptor, content) :]
+                except BlockingIOError:  # a non-blocking terminal that is full; the bound of the lines holds meanwhile
+                    poll = select.poll()
+                    poll.register(self._descriptor, select.POLLOUT)
+                    poll.poll(_POLL_MS)
         except OSError:  # closed pipe, closed terminal: there is nobody to show anything to
             with self._change:
                 self._gone = True
                 self.num_dropped += 1 + len(self._lines)
                 self._lines.clear()
+
+
+def _was_closed_from_the_start(descriptor: int) -> bool:
+    """Then the number of stdout or stderr is free for the next file that is opened, which must get no lines."""
+    return {1: sys.__stdout__, 2: sys.__stderr__}.get(descriptor, sys) is None

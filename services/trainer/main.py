@@ -20,6 +20,7 @@ from furlong.rpc import PortTaken
 from furlong.service import ServiceContext, fail
 from services.trainer.attempt import next_attempt, read_attempt
 from services.trainer.checkpoint import CheckpointError, Checkpoints
+from services.trainer.row import already_done
 from services.trainer.row_writer import RowWriter
 
 log = structlog.get_logger()
@@ -77,10 +78,8 @@ def _run(context: ServiceContext, rank: int, rows: RowWriter) -> ExitCode:
     saved = checkpoints.newest_rollout_id()
     if saved is not None and saved + 1 >= config.run.num_rollout and not checkpoints.owes_evaluation():
         if rank == 0:
-            rows.write(
-                f"[trainer] already done: {config.run.name} has a checkpoint of rollout {saved}, and --num-rollout is "
-                f"{config.run.num_rollout}. Train on with a larger --num-rollout."
-            )
+            as_json = config.run.log_format == "json"
+            rows.write(already_done(config.run.name, saved, config.run.num_rollout, as_json=as_json))
             log.info("already_done", checkpoint_rollout_id=saved, num_rollout=config.run.num_rollout)
         return ExitCode.DONE
     if rank == 0:

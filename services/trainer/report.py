@@ -87,22 +87,26 @@ def perf_values(iteration: Iteration) -> dict[str, records.Value]:
 
 
 def make_row(iteration: Iteration, *, num_rollout: int, use_kl_loss: bool) -> IterationRow:
-    """The row's values: loss and kl over all optimiser steps, the largest gradient norm, the last rate; raw reward."""
-    steps, summary = iteration.trained.steps, iteration.summary
-    rate = records.reduce_value(steps[-1].values["train/lr-pg_0"])
+    """The row's values: loss and kl over all optimiser steps, the largest gradient norm, the last rate; raw
+    reward. A rollout that trained nothing has none of them."""
+    trained, summary, published = iteration.trained, iteration.summary, iteration.published
+    rates = [step.values["train/lr-pg_0"] for step in trained.steps if "train/lr-pg_0" in step.values]
+    named = iteration.seconds.get("waiting_for_samples", 0.0) + trained.train_time_s + published.seconds
     return IterationRow(
         rollout_id=iteration.rollout_id,
         num_rollout=num_rollout,
-        loss=_over_steps(iteration.trained, "train/loss"),
+        loss=_over_steps(trained, "train/loss"),
         reward=summary.reward_sum / summary.reward_count if summary.reward_count else None,
-        kl=_over_steps(iteration.trained, "train/kl_loss"),
+        kl=_over_steps(trained, "train/kl_loss"),
         show_kl=use_kl_loss,
         rollout_s=summary.rollout_time_s,
-        train_s=iteration.trained.train_time_s,
-        p2p_s=iteration.published.seconds,
+        train_s=trained.train_time_s,
+        p2p_s=published.seconds,
         total_s=iteration.step_time_s,
-        grad_norm=_largest(iteration.trained, "train/grad_norm"),
-        lr=0.0 if rate is None else rate,
+        grad_norm=_largest(trained, "train/grad_norm"),
+        lr=records.reduce_value(rates[-1]) if rates else None,
+        other_s=max(0.0, iteration.step_time_s - named),
+        num_tokens=sum(step.num_tokens for step in trained.steps),
     )
 
 
@@ -117,7 +121,7 @@ def _over_steps(trained: TrainResult, name: str) -> float | None:
 def _largest(trained: TrainResult, name: str) -> float | None:
     total: records.Value | None = None
     for step in trained.steps:
-        value = records.reduce_value(step.values[name])
+        value = records.reduce_value(step.values[name]) if name in step.values else None
         if value is not None:
             largest = records.Max(value)
             total = largest if total is None else records.combine(total, largest)

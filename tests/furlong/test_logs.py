@@ -183,6 +183,17 @@ def test_stderr_that_takes_nothing_does_not_stop_the_caller(redirect: str) -> No
     assert done.returncode == 0
 
 
+def test_stderr_that_was_closed_from_the_start_is_no_other_file(tmp_path: Path) -> None:
+    code = (
+        "import sys; other = open(sys.argv[1], 'w'); import structlog; from furlong import logs;"  # it gets number 2
+        "logs.configure(run='r', service='s', instance='i', path=None, to_stderr=True, telemetry=None);"
+        "structlog.get_logger().info('x')"
+    )
+    command = f"{sys.executable} -c {code!r} {tmp_path / 'other'} 2>&-"
+    assert subprocess.run(command, shell=True, timeout=30, check=False).returncode == 0
+    assert (tmp_path / "other").read_text() == ""
+
+
 def test_stderr_that_nobody_reads_does_not_stop_the_caller() -> None:
     code = (
         "import structlog, sys; from furlong import logs;"

@@ -1,12 +1,16 @@
 """What an iteration tells: parts that add up, rates over the time that they are of, steps counted as finished."""
 
+import dataclasses
+import math
+
 import pytest
 
 from furlong import records
 from furlong.v1 import rollout_pb2
 from services.trainer.backend import StepResult, TrainResult
 from services.trainer.publisher import Published
-from services.trainer.report import Iteration, perf_values, send_train_steps
+from services.trainer.report import Iteration, make_row, perf_values, send_train_steps
+from services.trainer.row import IterationRow, format_row
 
 SECONDS = {"waiting_for_samples": 1.0, "training": 5.0, "publishing": 3.0, "saving": 0.5, "evaluating": 0.25}
 
@@ -74,3 +78,41 @@ def test_step_axis_counts_finished_steps_whatever_their_number_a_rollout() -> No
         finished += number
     assert [step for step, _ in sent.steps] == list(range(1, 102))
     assert sent.steps[49:54] == [(50, 0), (51, 1), (52, 1), (53, 1), (54, 2)]
+
+
+def test_rollout_that_trained_nothing_has_a_row_without_values() -> None:
+    row = make_row(iteration(), num_rollout=5, use_kl_loss=True)  # no steps, no rewards
+    assert (row.loss, row.reward, row.kl, row.grad_norm, row.lr, row.num_tokens) == (None, None, None, None, None, 0)
+
+
+def step(loss: records.Mean, **values: records.Value) -> StepResult:
+    return StepResult({"train/loss": loss, **values}, skipped=False, num_tokens=int(loss.count))
+
+
+def shown(*steps: StepResult, rewards: tuple[float, int] = (0.0, 0)) -> IterationRow:
+    one = iteration()
+    summary = rollout_pb2.BatchSummary(rollout_id=3, reward_sum=rewards[0], reward_count=rewards[1])
+    trained = dataclasses.replace(one.trained, steps=steps)
+    return make_row(dataclasses.replace(one, trained=trained, summary=summary), num_rollout=5, use_kl_loss=False)
+
+
+def test_loss_of_a_row_weighs_each_step_by_what_it_trained() -> None:
+    row = shown(step(records.Mean(0.2 * 100, 100)), step(records.Mean(2.0, 1)))
+    assert row.loss == pytest.approx(22 / 101)  # 0.2178, not the mean of the means, 1.1
+
+
+def test_loss_of_a_step_without_trained_tokens_is_missing_and_told() -> None:
+    row = shown(step(records.Mean(0.0, 0)))
+    assert (row.loss, row.num_tokens) == (None, 0)
+    assert "loss=n/a" in format_row(row) and "WARNING: 0 trained tokens" in format_row(row)
+
+
+def test_nan_of_one_step_is_the_rows() -> None:
+    row = shown(step(records.Mean(1.0, 1)), step(records.Mean(math.nan, 1)), rewards=(2.0, 4))
+    assert row.loss is not None and math.isnan(row.loss) and "WARNING: loss is nan" in format_row(row)
+    assert row.reward == 0.5  # the raw mean of [1, 1, 0, 0]
+
+
+def test_total_is_measured_and_what_nobody_timed_is_shown() -> None:
+    row = shown()
+    assert (row.total_s, row.other_s) == (10.0, pytest.approx(10.0 - 1.0 - 4.0 - 2.0))
