@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,13 @@ def why_missing(name: str) -> str:
     except (OSError, ValueError):
         reasons = {}
     return str(reasons.get(name, "`make tools` fetches it"))
+
+
+def free_port() -> int:
+    """A port that nobody listens on now, for a program that cannot tell which one it found."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def _commands() -> dict[str, list[str]]:
