@@ -1,8 +1,10 @@
 """The last lines of `furlong up`: how the run went, where its results are, and how to go on."""
 
+import time
 from pathlib import Path
 
 from furlong.config import RunConfig
+from furlong.launch.alerts import Fired, read_fired
 from furlong.launch.checkpoints import newest_checkpoint
 from furlong.launch.rows import Row, read_rows
 from furlong.launch.supervisor import Ending
@@ -36,6 +38,9 @@ def closing_lines(config: RunConfig, run_dir: RunDir, ending: Ending, *, seconds
         lines.append(f"  {ending.reason}")
     facts = _results([row for row in rows if row.step < num_trained])
     facts.append(("checkpoint", str(checkpoint.path) if checkpoint else "none"))
+    fired = read_fired(run_dir.alerts, since_us=int((time.time() - seconds) * 1e6))
+    if fired:
+        facts.append(("alerts", f"{', '.join(map(_fired, fired))}; see {run_dir.alerts}"))
     facts.append(("metrics", str(run_dir.metrics_rows) + ("" if rows else " (no rows yet)")))
     if config.metrics.use_wandb:
         facts.append(("wandb", _wandb(Path(config.metrics.wandb_dir or run_dir.root, "wandb"))))
@@ -58,6 +63,11 @@ def _results(rows: list[Row]) -> list[tuple[str, str]]:
         scores = [row.values[name] for row in evals if name in row.values]
         results.append((name, f"{_shown(scores[0])} -> {_shown(scores[-1])}"))
     return results
+
+
+def _fired(one: Fired) -> str:
+    times = f" {one.times} times" if one.times > 1 else ""
+    return f"{one.rule} ({one.severity}{times}{', still' if one.still else ''})"
 
 
 def _wandb(folder: Path) -> str:

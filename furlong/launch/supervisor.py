@@ -271,7 +271,7 @@ class Supervisor:
                 self._kill(children)
                 self._ended_within(children, KILL_S)
             for child in children:
-                clean = child.plan.instance in unready or child.exit_code() in (ExitCode.DONE, ExitCode.DRAINED)
+                clean = child.plan.instance in unready or child.exit_code() in PEACEFUL
                 if well and not clean:
                     self._say(f"{child.plan.instance} {child.describe_end()}; see {child.output_path}")
 
