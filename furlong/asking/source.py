@@ -92,7 +92,9 @@ class Source:
         return self._of_store(lambda store: store.curves(keys, run=run, last=last, attempt=attempt))
 
     def place(self) -> Place:
-        """The end of the store, of a service that is gone."""
+        """The end of the store."""
+        if (client := self._found.client) is not None:
+            return Place.parse(client.get("/api/place")["place"])
         return self._of_store(place_now)
 
     def _of_store(self, question: Callable[[StoreReader], Result]) -> Result:
@@ -148,4 +150,4 @@ def _http_of(grpc_address: str) -> str:
             raise Unreachable(f"the metrics service at {grpc_address} does not answer ({code})") from None
     if not answer.http:
         raise Unreachable(f"the metrics service at {grpc_address} does not say where it answers over HTTP; use --url")
-    return str(answer.http)
+    return answer.http

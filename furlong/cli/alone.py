@@ -43,7 +43,7 @@ def run_alone(arguments: Sequence[str]) -> int:
 
     # on a terminal the lines below are for people, and the log is in its file
     foreground = parent_pid is None and not sys.stderr.isatty()
-    return int(load_service("metrics")(config, rank=0, foreground=foreground, alone=True))
+    return load_service("metrics")(config, rank=0, foreground=foreground, alone=True)
 
 
 def read_alone(arguments: Sequence[str]) -> tuple[RunConfig, int | None]:

@@ -19,9 +19,13 @@ Run everything on this machine
 Look
   config    print the resolved run as TOML, and start nothing
   status    what of a run is up: pids, addresses, rollout, policy version, last checkpoint
+  tail      log lines, rows and alerts of all services, live, with filters
+  query     how a key went over the steps: furlong query train/loss --run-dir runs/short
+  alerts    which red flags fired, and which still do
 
 Run one service by hand, or under systemd
-  metrics   takes in every log line and number, and hands rows to files, wandb and dashboards
+  metrics   takes in every log line and number, and hands rows to files, wandb and dashboards; with --port P and no
+            --config it runs alone, for many runs and for whatever posts JSON lines
   router    the HTTP proxy in front of the engines
   rollout   prompts, sampling, rewards, evaluation, and the engines themselves
   trainer   the policy, its optimiser and the training loop (--rank N for one of several)
@@ -32,6 +36,8 @@ Examples
   furlong up --config examples/arithmetic/config.toml
   furlong up --config examples/arithmetic/config.toml --num-rollout 5 --run-dir runs/short
   furlong status --run-dir runs/short
+  furlong tail --run-dir runs/short --level warning
+  furlong metrics --port 8660 --dir kept
   furlong config --config examples/arithmetic/config.toml --lr 3e-4
   furlong up --help          every flag, with its default
 
@@ -41,6 +47,7 @@ Flags win over the file, the file over the defaults. Exit codes: 0 done, 1 crash
 """
 
 Command = Callable[[Sequence[str]], int]
+LOOKING = ("up", "config", "status", "tail", "query", "alerts")
 SERVICES = ("metrics", "router", "rollout", "trainer")
 
 
@@ -72,6 +79,18 @@ def _find(name: str) -> Command | None:
         from furlong.cli.status import status
 
         return status
+    if name == "tail":
+        from furlong.cli.tail import tail
+
+        return tail
+    if name == "query":
+        from furlong.cli.query import query
+
+        return query
+    if name == "alerts":
+        from furlong.cli.alerts import alerts
+
+        return alerts
     if name in SERVICES:
         from furlong.cli.one_service import run_service
 
@@ -106,5 +125,5 @@ def _indented(text: str) -> str:
 def _closest(name: str) -> str:
     import difflib
 
-    close = difflib.get_close_matches(name, ["up", "config", "status", *SERVICES, "version"], n=1)
+    close = difflib.get_close_matches(name, [*LOOKING, *SERVICES, "version"], n=1)
     return f" Did you mean `furlong {close[0]}`?" if close else ""

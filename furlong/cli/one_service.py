@@ -33,7 +33,7 @@ def run_service(service: str, arguments: Sequence[str]) -> int:
     _refuse_rank(service, rank, num_ranks=config.trainer.trainer_num_ranks)
     if problems := missing_packages(config, [service]):
         raise ConfigError(problems)
-    return int(load_service(service)(config, rank=rank, foreground=parent_pid is None))
+    return load_service(service)(config, rank=rank, foreground=parent_pid is None)
 
 
 def load_service(service: str) -> Callable[..., int]:

@@ -94,6 +94,11 @@ def router(queries: Queries, feed: Feed) -> APIRouter:
     routes = APIRouter(tags=["live"])
     asker = Asker(queries)
 
+    @routes.get("/api/place", summary="The end of what is stored")
+    async def place() -> dict[str, str]:
+        """To follow from here on, send it as Last-Event-ID to /api/live."""
+        return {"place": str(await asker.ask(place_now))}
+
     @routes.get(
         "/api/live",
         summary="Records, rows and alerts as they come",

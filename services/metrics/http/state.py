@@ -41,6 +41,7 @@ def router(
             **writer.counts.shown(),
             "store_error": writer.failing,
             "holding": writer.holding,
+            "lost_to_retention": dict(writer.retention.lost),
         }
 
     return routes
