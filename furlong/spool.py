@@ -292,7 +292,9 @@ class _Number:
         return number if number < _MAX_INTEGER - 1 else 0
 
     def write(self, number: int) -> None:
-        os.pwrite(self._handle, b"%020d\n" % number, 0)
+        content = b"%020d\n" % number
+        os.pwrite(self._handle, content, 0)
+        os.ftruncate(self._handle, len(content))
 
 
 @contextlib.contextmanager
