@@ -32,6 +32,8 @@ class AppendedFile:
     def __init__(self, handle: int, *, torn: bool) -> None:
         self._handle = handle
         self._torn = torn
+        self.was_torn = torn
+        """Whether the last line that was there had no end: whoever wrote it was killed in it."""
         self.num_lost = 0
 
     def write_line(self, line: bytes) -> None:

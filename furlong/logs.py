@@ -22,7 +22,7 @@ from structlog.contextvars import get_contextvars, unbind_contextvars
 
 from furlong.clock import now_iso
 from furlong.jsonline import NO_SECRETS, Secrets, clip, to_line
-from furlong.linefile import LineFile, open_appending, standard_error
+from furlong.linefile import AppendedFile, LineFile, open_appending, standard_error
 from furlong.telemetry import Telemetry
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
@@ -105,6 +105,10 @@ def configure(
         telemetry.identify(identity, _pipeline.secrets)
     _configure_structlog()
     _configure_standard_library()
+    if any(isinstance(output, AppendedFile) and output.was_torn for output in outputs):
+        structlog.get_logger().warning(
+            "torn_line_ended", path=str(path), consequence="an earlier start's last line is cut"
+        )
 
 
 def secrets() -> Secrets:

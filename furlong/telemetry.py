@@ -132,6 +132,9 @@ class Telemetry:
 
     def ship(self, line: bytes, level: int) -> None:
         """Send a log line that is encoded already. level: as in the standard library, 30 is a warning."""
+        if len(line) > MAX_RECORD_BYTES:
+            self._warn("record_too_large", f"{len(line)} bytes, at most {MAX_RECORD_BYTES}")
+            return
         self._put(line, Priority.WARNING if level >= _WARNING else Priority.LOG)
 
     def record(self, obj: Mapping[str, object]) -> None:
