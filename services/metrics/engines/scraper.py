@@ -75,12 +75,12 @@ class Scraper:
     def __init__(self, urls: Sequence[str], *, interval_s: float, take: Callable[[Sample], None]) -> None:
         self.endpoints = [read_endpoint(url) for url in urls]
         self._interval_s, self._take = max(1.0, interval_s), take
-        self._timeout = aiohttp.ClientTimeout(total=min(MAX_TIMEOUT_S, self._interval_s * 0.8))
+        self.timeout = aiohttp.ClientTimeout(total=min(MAX_TIMEOUT_S, self._interval_s * 0.8))
 
     @contextlib.asynccontextmanager
     async def running(self, watch: Callable[["asyncio.Task[object]"], object]) -> AsyncGenerator[None]:
         """Reads while entered. watch: told of each task."""
-        async with aiohttp.ClientSession(trust_env=False, timeout=self._timeout, headers=_HEADERS) as session:
+        async with aiohttp.ClientSession(trust_env=False, timeout=self.timeout, headers=_HEADERS) as session:
             tasks = [asyncio.create_task(self._follow(session, e), name=f"scrape {e.instance}") for e in self.endpoints]
             for task in tasks:
                 watch(task)

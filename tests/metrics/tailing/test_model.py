@@ -143,7 +143,7 @@ class Log(RuleBasedStateMachine):
         self.path.unlink()
 
     def shift(self) -> None:
-        for number in range(9, 0, -1):
+        for number in range(60, 0, -1):
             old = Path(f"{self.path}.{number}")
             if old.exists():
                 old.rename(f"{self.path}.{number + 1}")
