@@ -18,7 +18,7 @@ from tests import tools
 from tests.metrics.running import MetricsProcess, batch, part, send, until
 
 Make = Callable[..., MetricsProcess]
-VALUES = {"train/loss": ["last", -0.4], "val/x@1": ["last", 0.17], "val/x-1": ["last", 2], "train/kl": ["last", "NaN"]}
+VALUES: dict[str, object] = {"train/loss": ["last", -0.4], "val/x@1": ["last", 0.17], "val/x-1": ["last", 2], "train/kl": ["last", "NaN"]}
 
 
 def scrape(service: MetricsProcess, **headers: str) -> dict[tuple[str, str], float]:

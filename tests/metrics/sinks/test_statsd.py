@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from services.metrics.rows import Row
 from services.metrics.sinks import statsd
 from services.metrics.sinks.drawn import Drawn
 from services.metrics.sinks.names import Names
-from services.metrics.sinks.statsd import MAX_PACKET_BYTES, Newest, fold_name, gauge, packets
+from services.metrics.sinks.sink import Cursor
+from services.metrics.sinks.statsd import MAX_PACKET_BYTES, Newest, StatsdSink, fold_name, gauge, packets
 from tests import tools
 from tests.metrics.running import MetricsProcess, batch, part, send, until
 
@@ -69,7 +71,7 @@ def test_negative_gauges_are_set_and_not_subtracted(make: Make) -> None:
 
 
 def test_names_are_told_apart_and_nothing_that_is_no_number_is_sent(make: Make) -> None:
-    named = {"eval/x-pass@4": ["last", 1], "eval/x-pass#4": ["last", 2], "eval/bad": ["last", "NaN"]}
+    named: dict[str, object] = {"eval/x-pass@4": ["last", 1], "eval/x-pass#4": ["last", 2], "eval/bad": ["last", "NaN"]}
     with listening() as (addr, now):
         service = make(statsd_addr=addr).start()
         send(service, batch([part(1, named)]))
@@ -125,6 +127,20 @@ def test_late_row_of_an_older_step_is_not_sent() -> None:
     assert newest.take(row(3, 2), 0.0) == {("r", "a"): 3}
     assert newest.of_live_runs(1.0) == {("r", "a"): 3}
     assert newest.of_live_runs(statsd.RESEND_FOR_S + 1) == {}
+
+
+async def test_daemon_that_started_anew_is_told_all_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statsd, "RESEND_S", 0.0)
+    body = b'{"run":"r","axis":"train/step","step":1,"attempt":1,"values":{"a":5}}'
+    with listening() as (addr, now):
+        sink = StatsdSink("127.0.0.1", int(addr.split(":")[1]), prefix="", names=Names(fold_name, max_chars=99))
+        await sink.start(Cursor(0))
+        await sink.write([Row(1, "r", body, None, True, 1)])
+        assert now().gauges == {"r.a": 5}
+        now().gauges.clear()
+        await sink.tick()
+        assert now().gauges == {"r.a": 5}
+        await sink.abort()
 
 
 def test_names_stay_the_same_over_a_restart(tmp_path: Path) -> None:

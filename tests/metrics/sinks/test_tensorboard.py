@@ -6,7 +6,7 @@ import signal
 import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any  # Any: what JSON holds
@@ -37,7 +37,7 @@ def child_pid(service: MetricsProcess) -> int:
 
 def test_axes_have_folders_and_histograms_and_tables_are_there(make: Make) -> None:
     service = make(use_tensorboard=True).start()
-    values = {
+    values: dict[str, object] = {
         "rollout/raw_reward": ["mean", 3, 2],
         "rollout/lengths": ["histogram", [0, 1, 2], [3, 4]],
         "rollout/worst": ["table", ["text", "n"], [["a|b", 1]]],
@@ -90,7 +90,7 @@ def test_resume_behind_the_last_step_is_one_curve_in_tensorboard(make: Make) -> 
 
 
 @contextmanager
-def tensorboard_serving(folder: Path) -> Iterator[Callable[..., Any]]:
+def tensorboard_serving(folder: Path) -> Generator[Callable[..., Any]]:
     """Asks TensorBoard's own HTTP API."""
     tool = tools.need("tensorboard")
     log_path = folder.parent / "tensorboard.log"
