@@ -10,9 +10,11 @@ import select
 import stat
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Protocol
 
+_TORN_TRIES = 5
 _PIPE_CHUNK_BYTES = 4096  # PIPE_BUF: a pipe that polls writable takes this much without waiting
 
 
@@ -97,8 +99,17 @@ def open_appending(path: Path) -> AppendedFile:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    size = os.fstat(handle).st_size
-    return AppendedFile(handle, torn=size > 0 and os.pread(handle, 1, size - 1) != b"\n")
+    return AppendedFile(handle, torn=_ends_torn(handle))
+
+
+def _ends_torn(handle: int) -> bool:
+    """Whether the last line has no end, and is not just being written by another process."""
+    for _ in range(_TORN_TRIES):
+        size = os.fstat(handle).st_size
+        if size == 0 or os.pread(handle, 1, size - 1) == b"\n":
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def standard_error() -> Console:
