@@ -112,7 +112,7 @@ class Scraper:
             self._failed(endpoint, f"{type(error).__name__}: {error}")
             return False
         if endpoint.failed_in_row:
-            log.info("scrape_back", instance=endpoint.instance, url=endpoint.url, num_failed=endpoint.failed_in_row)
+            log.info("scrape_back", endpoint=endpoint.instance, url=endpoint.url, num_failed=endpoint.failed_in_row)
         values = exposition.values(read, endpoint.last)
         endpoint.last, endpoint.failing, endpoint.failed_in_row = read, "", 0
         endpoint.num_readings += 1
@@ -122,7 +122,7 @@ class Scraper:
 
     def _failed(self, endpoint: Endpoint, why: str) -> None:
         if not endpoint.failed_in_row:
-            log.warning("scrape_failed", instance=endpoint.instance, url=endpoint.url, error=why)
+            log.warning("scrape_failed", endpoint=endpoint.instance, url=endpoint.url, error=why)
         endpoint.failing = why
         endpoint.failed_in_row += 1
         endpoint.num_failures += 1
