@@ -326,8 +326,9 @@ def _cut(good: _Good) -> list[_Good]:
 
 
 def _top_level(records: Sequence[Record]) -> int:
+    levels: set[Any]  # Any: whatever stands there
     try:
         levels = {record.get("level") for record in records}
-    except TypeError:
+    except TypeError:  # a level that is a list or an object
         return _INFO
     return max(_LEVELS.get(level, _INFO) for level in levels)

@@ -92,7 +92,7 @@ def _let_shrink(connection: sqlite3.Connection) -> None:
 def _copy_records(connection: sqlite3.Connection) -> None:
     found = connection.execute("SELECT producer_id, received_us, sequence, body FROM old_records ORDER BY id")
     runs: dict[str, int] = {}
-    numbered = ((*row, _run_of(row[3])) for row in found)
+    numbered: Iterator[tuple[int, int, int, bytes, str]] = ((*row, _run_of(row[3])) for row in found)
     for (producer_id, received_us, run), rows in groupby(numbered, key=lambda row: (row[0], row[1], row[4])):
         for chunk in _chunks(rows):
             run_id = _run_id(connection, runs, run, received_us)

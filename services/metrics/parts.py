@@ -7,9 +7,10 @@ one place that names them all. What takes records in is entered last and left fi
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any  # Any: what a coroutine is sent
 
 import structlog
 
@@ -26,7 +27,9 @@ from services.metrics.feed import Feed
 from services.metrics.http.app import make_app
 from services.metrics.http.server import serve_http
 from services.metrics.ingest import MetricsServicer
+from services.metrics.inspection import inspect
 from services.metrics.lock import StoreLock
+from services.metrics.needs import tell_needs
 from services.metrics.prometheus import route as prometheus
 from services.metrics.queries import Queries
 from services.metrics.rows import RowReader
@@ -89,6 +92,8 @@ async def running(context: ServiceContext, *, alone: bool = False) -> AsyncGener
         parts.alerts = await stack.enter_async_context(watching_alerts(parts))
         servicer.alerts = parts.alerts.streams
         servicer.following = await stack.enter_async_context(following_files(parts))
+        await stack.enter_async_context(_in_background(parts, tell_needs(parts.writer, parts.sinks), "retention"))
+        await stack.enter_async_context(_in_background(parts, inspect(parts.path, parts.writer), "inspection"))
         await stack.enter_async_context(_collector(parts))
         await stack.enter_async_context(_grpc(parts, servicer))
         parts.ready.set()
@@ -114,6 +119,8 @@ async def _store(context: ServiceContext, *, alone: bool) -> AsyncGenerator[Part
                 row_timeout_s=context.config.metrics.metrics_row_timeout_s,
                 secrets=logs.secrets(),
                 min_free_bytes=context.config.metrics.metrics_min_free_bytes,
+                max_age_s=context.config.metrics.metrics_retention_days * 86_400,
+                max_bytes=context.config.metrics.metrics_retention_bytes,
                 on_commit=lambda committed: _tell(committed, on_commit, bell),
                 on_death=lambda reason: context.stop.request(reason, code=ExitCode.CRASHED),
             )
@@ -164,6 +171,15 @@ async def _sinks(parts: Parts) -> AsyncGenerator[None]:
 async def _hand_on_waiting(parts: Parts) -> None:
     """No more parts will come: rows that wait are handed on as they are."""
     await asyncio.wrap_future(parts.writer.emit_waiting())
+
+
+@contextlib.asynccontextmanager
+async def _in_background(parts: Parts, work: Coroutine[Any, Any, object], name: str) -> AsyncGenerator[None]:
+    task = parts.context.watch(asyncio.create_task(work, name=name))
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 @contextlib.asynccontextmanager

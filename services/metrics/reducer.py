@@ -129,8 +129,8 @@ class Reduced:
 
     values: dict[str, Number | str]
     """In the order of their names."""
-    histograms: dict[str, object]
-    tables: dict[str, object]
+    histograms: dict[str, dict[str, object]]
+    tables: dict[str, dict[str, object]]
     problems: list[str]
     """Conflicts between its parts."""
 

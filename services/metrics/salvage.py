@@ -10,6 +10,7 @@ import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from services.metrics.migration import create_old, migrate
 from services.metrics.rebuild import rebuild
@@ -56,9 +57,7 @@ class LogFrames:
 
 def is_damage(error: sqlite3.DatabaseError) -> bool:
     """Whether the file is damaged. A full, read-only or failing disk is another thing: the file may be well."""
-    if isinstance(error, sqlite3.OperationalError):
-        return "malformed" in str(error)
-    return True
+    return type(error) is sqlite3.DatabaseError or "malformed" in str(error)  # its subclasses mean other things
 
 
 def look_at_log(path: Path) -> LogFrames:
@@ -162,9 +161,12 @@ def leave_ids_out(connection: sqlite3.Connection) -> None:
     connection.execute("COMMIT")
 
 
-def rescue(aside: Path, into: sqlite3.Connection, reason: str) -> Salvage:
-    """Copy what can be read, table by table, until the damage; then make again what rows lost."""
-    source = _open_damaged(aside)
+def rescue(damaged: Path, into: sqlite3.Connection) -> dict[str, Any]:
+    """Copy what can be read, table by table, around the damage; make again what rows lost. What Salvage says of it.
+
+    Any: the fields of Salvage.
+    """
+    source = _open_damaged(damaged)
     version = _version(source)
     (create_old if version == 1 else create)(into)
     complete = []
@@ -177,10 +179,10 @@ def rescue(aside: Path, into: sqlite3.Connection, reason: str) -> Salvage:
         migrate(into)
     leave_ids_out(into)
     into.execute("BEGIN IMMEDIATE")
-    num_rebuilt = rebuild(into)
+    num_rows = rebuild(into)
     into.execute("COMMIT")
     num_records = into.execute("SELECT value FROM totals WHERE name = 'records_stored'").fetchone()[0]
-    return Salvage(reason, aside, num_records, tuple(complete), num_rebuilt_rows=num_rebuilt)
+    return {"num_rescued": num_records, "complete_tables": tuple(complete), "num_rebuilt_rows": num_rows}
 
 
 def _open_damaged(aside: Path) -> sqlite3.Connection | None:

@@ -37,6 +37,8 @@ def open_store(path: Path, *, damage: str = "") -> Opened:
     damage: what is known to be wrong with the file; it is then set aside whatever a look at it says.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(path.name + ".rescue")
+    _finish_rescue(path, scratch)
     if not damage:
         try:
             return _open_whole(path)
@@ -44,12 +46,29 @@ def open_store(path: Path, *, damage: str = "") -> Opened:
             if not salvage.is_damage(error):
                 raise OSError(f"cannot open {path}: {error}") from error
             damage = str(error)
-    aside = salvage.set_aside(path)
     try:
-        connection = _connect(path)
-        return Opened(connection, salvage.rescue(aside, connection, damage))
-    except sqlite3.DatabaseError as error:
+        return _rescue(path, scratch, damage)
+    except sqlite3.Error as error:
         raise OSError(f"cannot make {path} anew: {error}") from error
+
+
+def _finish_rescue(path: Path, scratch: Path) -> None:
+    """After a kill in the middle of one: the damaged file goes only when the new one is whole."""
+    if scratch.exists() and not path.exists():
+        scratch.rename(path)
+    for part in scratch.parent.glob(scratch.name + "*"):
+        part.unlink()
+
+
+def _rescue(path: Path, scratch: Path, damage: str) -> Opened:
+    connection = _connect(scratch)
+    try:
+        rescued = salvage.rescue(path, connection)
+    finally:
+        connection.close()
+    aside = salvage.set_aside(path)
+    scratch.rename(path)
+    return Opened(_connect(path), salvage.Salvage(damage, aside, **rescued))
 
 
 def open_reader(path: Path) -> sqlite3.Connection:

@@ -22,6 +22,7 @@ from services.metrics import salvage
 from services.metrics.committimes import CommitTimes
 from services.metrics.counts import Counts
 from services.metrics.intake import Intake, Record, RecordsIn, Taken, put_mark
+from services.metrics.retention import Retention
 from services.metrics.room import Room
 from services.metrics.rows import Row, StoredBatch
 from services.metrics.rowstore import RowStore
@@ -73,7 +74,10 @@ class Writer(threading.Thread):
         on_commit: Callable[[Committed], None] | None = None,
         on_notable: Callable[[str, Record], None] | None = None,
         min_free_bytes: int = 0,
+        max_age_s: float = 0.0,
+        max_bytes: int = 0,
     ) -> None:
+        """max_age_s, max_bytes: what is kept. 0: all."""
         super().__init__(name="metrics-writer", daemon=True)
         self.counts = Counts()
         self.commit_times = CommitTimes()
@@ -86,6 +90,8 @@ class Writer(threading.Thread):
         self._path, self._row_timeout_s, self._secrets, self._on_death = path, row_timeout_s, secrets, on_death
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._room = Room(path.parent, min_free_bytes)
+        self.retention = Retention(self.counts, max_age_s=max_age_s, max_bytes=max_bytes)
+        self._closed_for = ""
         self._open()
 
     @property
@@ -136,6 +142,14 @@ class Writer(threading.Thread):
         """Done when all that was submitted before is on disk."""
         return self._put(lambda writer: None, 0)
 
+    def report_damage(self, reason: str) -> None:
+        """The store was found damaged: have it set aside and made anew of what can be read."""
+
+        def fail(writer: "Writer") -> None:
+            raise sqlite3.DatabaseError(reason)
+
+        self._put(fail, 64)
+
     def close(self, timeout_s: float) -> None:
         """Commit what waits and close the store."""
         self._jobs.put(None)
@@ -147,6 +161,7 @@ class Writer(threading.Thread):
             while not closing:
                 jobs, closing = self._gather()
                 self._commit(jobs)
+                self._retain()
             self._connection.close()
         except BaseException as error:
             self._on_death(f"the metrics writer ended: {error!r}")
@@ -159,6 +174,7 @@ class Writer(threading.Thread):
         return job.done
 
     def _open(self, damage: str = "") -> None:
+        """Raises OSError, sqlite3.Error."""
         opened = open_store(self._path, damage=damage)
         if opened.salvage is not None:
             _report(opened.salvage)
@@ -185,7 +201,7 @@ class Writer(threading.Thread):
     def _gather(self) -> tuple[list[_Job], bool]:
         jobs: list[_Job] = []
         size = 0
-        wait_s = TICK_S
+        wait_s = TICK_S / 10 if self.retention.is_busy else TICK_S
         while len(jobs) < MAX_GROUP_JOBS and size < MAX_GROUP_BYTES:
             try:
                 job = self._jobs.get(timeout=wait_s) if wait_s else self._jobs.get_nowait()
@@ -225,6 +241,18 @@ class Writer(threading.Thread):
                 job.done.set_result(result)
         self._tell(rows)
 
+    def _retain(self) -> None:
+        """Let retention do a little. When the store fails, the next commit says so."""
+        if self.failing:
+            return
+        try:
+            self.retention.step(self._connection)
+        except sqlite3.Error as error:
+            self._failed([], error)
+        else:
+            if self.retention.take_removed_rows():
+                self.rows.forget()  # it may hold what is gone
+
     def _tell(self, rows: list[Row]) -> None:
         batches, notable = self.intake.finish()
         try:
@@ -259,7 +287,10 @@ class Writer(threading.Thread):
             self.runs.forget()
             if isinstance(error, sqlite3.DatabaseError) and salvage.is_damage(error):
                 self._connection.close()
-                self._open(damage=str(error))
+                self._closed_for = str(error)
+            if self._closed_for:
+                self._open(damage=self._closed_for)
+                self._closed_for = ""
         except (sqlite3.Error, OSError) as second:
             log.error("metrics_store_not_reopened", error=repr(second))
         for job in jobs:

@@ -1,0 +1,113 @@
+"""Checks the whole store while the service runs, in small steps, on a connection of its own that only reads.
+
+Before the service serves only what is quick is checked (salvage.py). A page that cannot be read has the store set aside
+and made anew; a batch whose text is not what was stored is marked, reported and no longer counted on.
+"""
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from services.metrics.rebuild import DAMAGED_CRC
+from services.metrics.salvage import is_damage
+from services.metrics.store import open_reader
+from services.metrics.writer import StoreFailed, Writer
+
+log = structlog.get_logger()
+Result = TypeVar("Result")
+
+STEP_BATCHES = 32
+PAUSE_S = 0.02
+"""Between two steps: most of the time is the service's."""
+TABLE_LIMIT_S = 2.0
+"""A table whose pages take longer is left to the reads that are made of it."""
+_TABLES = ("runs", "producers", "steps", "attempts", "contributions", "rows", "series", "points", "alerts")
+
+
+async def inspect(path: Path, writer: Writer) -> None:
+    """Once through everything that is there now."""
+    began = time.monotonic()
+    try:
+        damaged, unfinished = await _tables(path), await _batches(path, writer)
+    except sqlite3.DatabaseError as error:
+        if is_damage(error):
+            damaged, unfinished = str(error), 0
+        else:
+            log.warning("metrics_store_not_checked", error=str(error))
+            return
+    if damaged:
+        writer.report_damage(damaged)
+        return
+    log.info("metrics_store_checked", seconds=round(time.monotonic() - began, 2), num_damaged_batches=unfinished)
+
+
+async def _tables(path: Path) -> str:
+    """What is wrong with the first table that is damaged. Empty: nothing is."""
+    for table in _TABLES:
+        verdict = await asyncio.to_thread(_with_reader, path, lambda reader, name=table: _check_table(reader, name))
+        if verdict != "ok":
+            return f"table {table}: {verdict}"
+        await asyncio.sleep(PAUSE_S)
+    return ""
+
+
+def _check_table(reader: sqlite3.Connection, table: str) -> str:
+    deadline = time.monotonic() + TABLE_LIMIT_S
+    reader.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
+    try:
+        return str(reader.execute(f"PRAGMA quick_check({table})").fetchone()[0])  # the names are ours
+    except sqlite3.OperationalError as error:
+        if "interrupted" in str(error):
+            return "ok"
+        raise
+
+
+async def _batches(path: Path, writer: Writer) -> int:
+    """Read every batch that there was; how many were damaged."""
+    last = await asyncio.to_thread(
+        _with_reader, path, lambda reader: reader.execute("SELECT coalesce(max(id), 0) FROM batches").fetchone()[0]
+    )
+    after, num_damaged = 0, 0
+    while after < last:
+        found = await asyncio.to_thread(_with_reader, path, lambda reader, begin=after: _step(reader, begin))
+        if not found:
+            break
+        after = found[-1][0]
+        damaged = [batch_id for batch_id, is_well in found if not is_well]
+        if damaged:
+            num_damaged += len(damaged)
+            await _mark(writer, damaged)
+        await asyncio.sleep(PAUSE_S)
+    return num_damaged
+
+
+def _step(reader: sqlite3.Connection, after: int) -> list[tuple[int, bool]]:
+    step = "SELECT id, crc, body FROM batches WHERE id > ? ORDER BY id LIMIT ?"
+    return [
+        (batch_id, crc in (DAMAGED_CRC, zlib.crc32(body)))
+        for batch_id, crc, body in reader.execute(step, (after, STEP_BATCHES))
+    ]
+
+
+async def _mark(writer: Writer, batch_ids: list[int]) -> None:
+    log.error("metrics_batches_damaged", num_batches=len(batch_ids), first=batch_ids[0])
+    mark = f"UPDATE batches SET crc = {DAMAGED_CRC} WHERE id = ?"
+
+    def work(connection: sqlite3.Connection) -> None:
+        connection.executemany(mark, [(batch_id,) for batch_id in batch_ids])
+
+    with contextlib.suppress(StoreFailed):  # it is found again at the next start
+        await asyncio.wrap_future(writer.execute(work))
+
+
+def _with_reader(path: Path, ask: Callable[[sqlite3.Connection], Result]) -> Result:
+    """Each step on a connection of its own: none holds back the write-ahead log."""
+    with contextlib.closing(open_reader(path)) as reader:
+        return ask(reader)

@@ -1,0 +1,146 @@
+"""Bytes go bad on the disk: it is noticed, said, set aside; what is left is whole, and nothing is counted twice."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from services.metrics.inspection import inspect
+from tests.metrics.running import part
+from tests.metrics.stores import Store, ask, line, store
+
+NUM_STEPS = 400
+VALUES = {f"train/key_{n}": ["sum", n] for n in range(40)}
+
+
+def fill(path: Path) -> list[bytes]:
+    """A store of some MB with rows whose parts came one by one; its rows."""
+    with store(path) as new:
+        for step in range(NUM_STEPS):
+            new.take(*(line(n, text="y" * 300) for n in range(20)))
+            new.take(part(step, VALUES, parts=["trainer", "b"]), producer="r/a")
+            new.take(part(step, {"train/b": ["sum", step]}, part="b", parts=["trainer", "b"]), producer="r/b")
+        new.writer.set_cursor("jsonl", NUM_STEPS - 10, 1).result(20)
+        return [row.body for row in new.reader.after(0, 10_000)]
+
+
+def pages_of(path: Path, table: str) -> list[int]:
+    """Numbers of the pages of a table, by looking for what stands in it."""
+    with closing(sqlite3.connect(path)) as connection:
+        size = connection.execute("PRAGMA page_size").fetchone()[0]
+        root = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()[0]
+    content = path.read_bytes()
+    page = content[(root - 1) * size : root * size]
+    if page[0] not in (2, 5):  # a leaf
+        return [root]
+    cells = int.from_bytes(page[3:5])
+    pointers = [int.from_bytes(page[12 + 2 * n : 14 + 2 * n]) for n in range(cells)]
+    return [int.from_bytes(page[at : at + 4]) for at in pointers]
+
+
+def spoil(path: Path, page: int) -> None:
+    """Overwrite a page."""
+    with closing(sqlite3.connect(path)) as connection:
+        size = connection.execute("PRAGMA page_size").fetchone()[0]
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xaa" * size)
+
+
+@pytest.mark.parametrize("table", ["rows", "contributions", "steps", "points", "cursors", "runs", "producers"])
+def test_rows_are_whole_after_a_page_went_bad(tmp_path: Path, table: str) -> None:
+    path = tmp_path / "m.db"
+    before = fill(path)
+    pages = pages_of(path, table)
+    spoil(path, pages[len(pages) // 2])
+    with store(path) as new:
+        if not list(tmp_path.glob("m.db.damaged-*")):  # not noticed at the start: the check in the background does
+            asyncio.run(inspect(path, new.writer))
+            new.writer.barrier().exception(20)
+        assert len(list(tmp_path.glob("m.db.damaged-*Z"))) == 1
+        after = [row.body for row in new.reader.after(0, 10_000)]
+        assert sorted(after) == sorted(before)
+        assert new.reader.cursor("jsonl")[0] <= NUM_STEPS * 2
+        new.take(part(NUM_STEPS, {"train/key_1": ["sum", 1]}), producer="r/new")
+        assert new.reader.last_row_id() > 1_000_000  # no id twice: sinks remember them
+        assert new.reader.points("r", "train/b")[2][:NUM_STEPS] == list(range(NUM_STEPS))
+
+
+def test_batch_whose_text_changed_is_marked_and_no_number_is_taken_from_it(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    with store(path) as new:
+        for number in range(50):
+            new.take(*(line(n, text="y" * 300) for n in range(50)), producer=f"r/{number}")
+        new.take(line(1, text="MARKED" * 100))
+    content = path.read_bytes()
+    at = content.index(b"MARKEDMARKED")
+    path.write_bytes(content[:at] + b"nothing" + content[at + 7 :])
+    with store(path) as new:
+        asyncio.run(inspect(path, new.writer))
+        assert new.reader.query("SELECT count(*) FROM batches WHERE crc = -1") == [(1,)]
+        assert new.reader.num_records() == 2501
+
+
+def copy_of_a_running(path: Path, to: Path) -> Store:
+    """What a power cut would leave of a store that works."""
+    running = Store(path)
+    for number in range(50):
+        running.take(*(line(number * 10 + n) for n in range(10)))
+    for suffix in ("", "-wal"):
+        to.with_name(to.name + suffix).write_bytes(path.with_name(path.name + suffix).read_bytes())
+    return running
+
+
+def test_torn_end_of_the_log_costs_nothing_acknowledged(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    copy_of_a_running(tmp_path / "m.db", copy).close()
+    log = copy.with_name("copy.db-wal")
+    frame = 24 + 8192
+    with log.open("ab") as file:  # a commit that was being written
+        file.write(log.read_bytes()[-frame:-7])
+    with store(copy) as new:
+        assert new.reader.num_records() == 500
+    assert not list(tmp_path.glob("*damaged*"))
+
+
+def test_bad_bytes_in_the_log_are_said_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "copy.db"
+    copy_of_a_running(tmp_path / "m.db", copy).close()
+    log = copy.with_name("copy.db-wal")
+    content = bytearray(log.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    log.write_bytes(content)
+    with store(copy) as new:
+        left = new.reader.num_records()
+        assert 0 < left < 500
+        assert len(new.bodies()) == left
+        said = capsys.readouterr().out
+        assert "metrics_store_damaged" in said and "num_lost_commits" in said
+        (aside,) = tmp_path.glob("copy.db-wal.damaged-*Z")
+        assert aside.read_bytes() == bytes(content)
+        new.take(b"{}", producer="r/new")
+        assert new.reader.last_batch_id() > 1_000_000
+
+
+def test_rescue_that_is_killed_is_done_anew(tmp_path: Path) -> None:
+    import signal
+    import subprocess
+    import sys
+
+    path = tmp_path / "m.db"
+    before = fill(path)
+    spoil(path, pages_of(path, "rows")[0])
+    for moment in ("salvage.rebuild", "salvage.set_aside"):
+        dying = (
+            "import os, pathlib, signal, sys\nfrom services.metrics import salvage, store\n"
+            f"{moment} = lambda *of: os.kill(os.getpid(), signal.SIGKILL)\n"
+            "store.open_store(pathlib.Path(sys.argv[1]), damage='known')"
+        )
+        assert subprocess.run([sys.executable, "-c", dying, str(path)], timeout=30).returncode == -signal.SIGKILL
+    with store(path) as new:
+        new.writer.report_damage("known")
+        new.writer.barrier().exception(20)
+        assert sorted(row.body for row in new.reader.after(0, 10_000)) == sorted(before)
+    assert ask(path, "SELECT count(*) FROM rows") == [(len(before),)]
