@@ -128,7 +128,7 @@ class WandbRun:
                 self._run.define_metric(axis)
             else:
                 self._run.define_metric(name, step_metric=axis)
-        self._run.log(point, step=row["row"] + self._kept["offset"])
+        self._run.log(point, step=row["row"] + self._kept["offset"], commit=True)
         if row["tables"]:
             (self._folder / "table_tries").unlink(missing_ok=True)
         return True
