@@ -130,6 +130,7 @@ class StoreReader:
         """
         asked: list[tuple[str, object]] = []
         if run is not None:
+            self._run_id(run)
             asked.append(("s.run = ?", run))
         if axis is not None:
             asked.append(("s.axis = ?", axis))

@@ -1,11 +1,16 @@
-"""Reads a request's body piece by piece, unpacked, within limits: size, unpacked size, and time without a byte."""
+"""Reads a request's body piece by piece, unpacked, within limits: size, unpacked size, and time without a byte.
+
+A packed body is checked to its end before any of it is given on: one that was damaged on its way unpacks, for a while,
+into numbers that nobody sent.
+"""
 
 import asyncio
+import tempfile
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from typing import IO
 
 from fastapi import Request
-from starlette.requests import ClientDisconnect
 
 from services.metrics.http.errors import Problem
 
@@ -13,35 +18,42 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 PIECE_BYTES = 256 * 1024
 IDLE_S = 30.0
+_IN_MEMORY_BYTES = 1024 * 1024
+"""Of a packed body; more of it waits in a temporary file."""
 _LESS = "Send the records in several requests."
-
-
-class BrokenBody(Exception):
-    """The body ends early or cannot be unpacked from here on."""
+_WBITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 async def pieces(request: Request) -> AsyncGenerator[bytes]:
-    """The body, unpacked. Raises Problem, BrokenBody, ClientDisconnect."""
+    """The body, unpacked. Raises Problem, and ClientDisconnect."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    unpack = _unpacker(encoding)
     length = request.headers.get("content-length", "")
+    if encoding not in ("", "identity", *_WBITS):
+        error = f"Content-Encoding must be gzip, deflate or identity, got {encoding[:100]!r}"
+        raise Problem(415, error, "Set gzip, or no compression.")
     if length.isdigit() and int(length) > MAX_BODY_BYTES:
         raise Problem(413, f"a body has at most {MAX_BODY_BYTES} bytes, got {length}", _LESS)
-    num_packed = num_unpacked = 0
-    async for packed in _limited(request):
-        num_packed += len(packed)
-        if num_packed > MAX_BODY_BYTES:
-            raise Problem(413, f"a body has at most {MAX_BODY_BYTES} bytes", _LESS)
-        for piece in unpack.feed(packed):
-            num_unpacked += len(piece)
-            if num_unpacked > MAX_UNPACKED_BYTES:
-                raise Problem(413, f"a body has at most {MAX_UNPACKED_BYTES} bytes once unpacked", _LESS)
+    if encoding in _WBITS:
+        async for piece in _unpacked(request, _WBITS[encoding]):
             yield piece
-    unpack.finish()
+    else:
+        async for piece in _limited(request):
+            yield piece
+
+
+async def _unpacked(request: Request, wbits: int) -> AsyncGenerator[bytes]:
+    with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES) as packed:
+        async for piece in _limited(request):
+            packed.write(piece)
+        await asyncio.to_thread(_check, packed, wbits)
+        unpacking = _unpack(packed, wbits)
+        while piece := await asyncio.to_thread(next, unpacking, b""):
+            yield piece
 
 
 async def _limited(request: Request) -> AsyncIterator[bytes]:
     stream = request.stream()
+    size_bytes = 0
     while True:
         try:
             piece = await asyncio.wait_for(anext(stream), IDLE_S)
@@ -49,62 +61,44 @@ async def _limited(request: Request) -> AsyncIterator[bytes]:
             return
         except TimeoutError:
             raise Problem(408, f"no byte of the body came for {IDLE_S:g} s", "Send it again.") from None
+        size_bytes += len(piece)
+        if size_bytes > MAX_BODY_BYTES:
+            raise Problem(413, f"a body has at most {MAX_BODY_BYTES} bytes", _LESS)
         if piece:
             yield piece
 
 
-def _unpacker(encoding: str) -> "_Plain | _Zlib":
-    if encoding in ("identity", ""):
-        return _Plain()
-    if encoding in ("gzip", "x-gzip"):
-        return _Zlib(wbits=16 + zlib.MAX_WBITS)
-    if encoding == "deflate":
-        return _Zlib(wbits=zlib.MAX_WBITS)
-    raise Problem(
-        415,
-        f"Content-Encoding must be gzip, deflate or identity, got {encoding[:100]!r}",
-        "Set gzip, or no compression.",
-    )
+def _check(packed: IO[bytes], wbits: int) -> None:
+    """To its end, with its checksum. Raises Problem."""
+    size_bytes = 0
+    for piece in _unpack(packed, wbits):
+        size_bytes += len(piece)
+        if size_bytes > MAX_UNPACKED_BYTES:
+            raise Problem(413, f"a body has at most {MAX_UNPACKED_BYTES} bytes once unpacked", _LESS)
 
 
-class _Plain:
-    def feed(self, packed: bytes) -> Iterator[bytes]:
-        yield packed
-
-    def finish(self) -> None:
-        """Nothing is held back."""
-
-
-class _Zlib:
-    """gzip, of several members too, and deflate; never unpacks more than a piece at a time."""
-
-    def __init__(self, *, wbits: int) -> None:
-        self._wbits = wbits
-        self._inner = zlib.decompressobj(wbits)
-        self._begun = False
-
-    def feed(self, packed: bytes) -> Iterator[bytes]:
-        while packed:
-            if self._inner.eof:
-                packed = packed.lstrip(b"\0")  # padding
-                if not packed:
-                    return
-                self._inner = zlib.decompressobj(self._wbits)
-            self._begun = True
+def _unpack(packed: IO[bytes], wbits: int) -> Iterator[bytes]:
+    """From the beginning, never more than a piece at a time; gzip of several members too. Raises Problem."""
+    packed.seek(0)
+    inner = zlib.decompressobj(wbits)
+    begun = False
+    while waiting := packed.read(PIECE_BYTES):
+        while waiting:
+            if inner.eof:
+                waiting = waiting.lstrip(b"\0")  # padding
+                if not waiting:
+                    break
+                inner = zlib.decompressobj(wbits)
+            begun = True
             try:
-                piece = self._inner.decompress(packed, PIECE_BYTES)
+                piece = inner.decompress(waiting, PIECE_BYTES)
             except zlib.error as error:
-                raise BrokenBody(f"the body cannot be unpacked: {error}") from None
-            packed = self._inner.unused_data if self._inner.eof else self._inner.unconsumed_tail
+                raise Problem(400, f"the body cannot be unpacked: {error}", "Send it again.") from None
+            waiting = inner.unused_data if inner.eof else inner.unconsumed_tail
             if piece:
                 yield piece
-            elif not packed:
-                return
-
-    def finish(self) -> None:
-        """Raises BrokenBody when the packed stream has no end."""
-        if self._begun and not self._inner.eof:
-            raise BrokenBody("the body ends within its packed stream")
-
-
-__all__ = ["BrokenBody", "ClientDisconnect", "pieces"]
+    while begun and not inner.eof:
+        piece = inner.decompress(b"", PIECE_BYTES)
+        if not piece:
+            raise Problem(400, "the body ends within its packed stream", "Send it again.")
+        yield piece

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from services.metrics.http.body import BrokenBody, pieces
+from services.metrics.http.body import pieces
 from services.metrics.http.errors import Problem
 from services.metrics.http.splitting import MAX_RECORD_BYTES, Item, Record, Refusal, Splitter
 from services.metrics.intake import RecordsIn, Taken
@@ -102,13 +102,9 @@ class RecordsIntake:
 
     async def _receive(self, request: Request, post: "_Post") -> JSONResponse:
         try:
-            try:
-                async for piece in pieces(request):
-                    await post.feed(piece)
-                await post.finish()
-            except BrokenBody as error:
-                await post.finish()
-                post.answer.refuse(post.answer.num_records, str(error))
+            async for piece in pieces(request):
+                await post.feed(piece)
+            await post.finish()
         except ClientDisconnect:
             return JSONResponse({}, 400)  # nobody reads it
         except StoreFailed as error:

@@ -109,11 +109,11 @@ class Splitter:
 
     def _shorten(self) -> list[Item]:
         """A line that goes on and on: objects are taken off its beginning, or else it is skipped."""
-        values = _Values(bracketed=False)
+        values, size_bytes = _Values(bracketed=False), len(self._rest)
         items = values.feed(self._rest)
         self._rest = values.held()
-        if len(self._rest) > MAX_RECORD_BYTES:
-            items.append(_too_long(len(self._rest)))
+        if values.ended or len(self._rest) > MAX_RECORD_BYTES:
+            items = [*(items[:-1] if values.ended else items), _too_long(size_bytes)]
             self._rest, self._skipping = b"", True
         return items
 
