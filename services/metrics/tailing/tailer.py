@@ -26,12 +26,13 @@ from services.metrics.tailing.store_link import StoreLink
 
 log = structlog.get_logger()
 
-POLL_S = 0.15
+POLL_S = 0.1
 MAX_BATCH_BYTES = 512 * 1024
 MAX_SAMPLES = 10_000
 """Readings of endpoints that wait."""
 ENGINES_MARK = "engines"
 _RETRY_S = 0.25
+_MAX_REST_S = 0.1
 _SUBMIT_LIMIT_S = 60.0
 _DISCOVER_SHARE = 20
 """Looking for files takes at most one part in so many of the time."""
@@ -107,7 +108,7 @@ class Tailer(threading.Thread):
         try:
             self._load()
             while not self._closing.is_set():
-                began = time.thread_time(), time.monotonic()
+                began = time.thread_time(), time.process_time()
                 batch = Batch()
                 more = self._fill(batch)
                 if self._save(batch):
@@ -207,14 +208,17 @@ class Tailer(threading.Thread):
     def _submit(self, batch: Batch) -> "Future[object]":
         return self._link.submit(tuple(batch.bodies), batch.marks)
 
-    def _give_way(self, cpu_s: float, mono_s: float, *, hurry: bool) -> None:
-        """Between batches. A backlog is read at full speed only while nobody else wants the processor."""
+    def _give_way(self, mine_s: float, all_s: float, *, hurry: bool) -> None:
+        """Between batches. A backlog is read at full speed only while this process has little else to do.
+
+        mine_s, all_s: CPU time of this thread and of the process when the batch was begun.
+        """
         if not hurry:
             self._closing.wait(POLL_S)
             return
-        worked_s, took_s = time.thread_time() - cpu_s, time.monotonic() - mono_s
-        if took_s > 1.3 * worked_s:
-            self._closing.wait(min(0.1, worked_s))
+        worked_s = time.thread_time() - mine_s
+        if time.process_time() - all_s > 2 * worked_s:  # the others, the store's writer among them, worked more
+            self._closing.wait(min(_MAX_REST_S, worked_s))
 
     def _finish(self) -> None:
         """What was written before the end is read, up to the half line that it ends with."""
