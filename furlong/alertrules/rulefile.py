@@ -203,7 +203,10 @@ class _RuleTable:
 
     def _problem(self, key: str, rule: str, remedy: str, *, value: object = None) -> None:
         shown = self._table.get(key) if value is None else value
-        self.problems.append(Problem(f"{self._where}.{key}", shown, rule, remedy))
+        place = (
+            f"{self._where} key" if key == "key" else f"{self._where}.{key}"
+        )  # a name that ends so is taken as secret
+        self.problems.append(Problem(place, shown, rule, remedy))
 
 
 def _number(value: object) -> float:

@@ -216,7 +216,13 @@ class AlertCore:
             run = self._run(alert.run)
             run.rows.attempt = max(run.rows.attempt, alert.attempt)
             if alert.rule in run.watches:
-                run.watches[alert.rule].restore((alert.evidence or {}).get("subjects", {}))
+                subjects = (alert.evidence or {}).get("subjects", {})
+                watch = run.watches[alert.rule]
+                watch.restore(subjects)
+                run.services.resume(watch.rule, subjects, now.monotonic_s)
+                if watch.rule.kind == "sink":
+                    since = now.monotonic_s - watch.rule.numbers["seconds"]
+                    self._sinks_bad_since.update(dict.fromkeys(subjects, since))
 
     def services(self) -> dict[str, Any]:
         """What must not be forgotten of the runs' services."""

@@ -81,7 +81,7 @@ def _nonfinite(rule: Rule, window: Window, num_bad: int) -> Judgement | None:
 def _spike(rule: Rule, window: Window, num_bad: int) -> Judgement | None:
     """Far from the median of what was before: in robust deviations, in itself, and beyond all that was."""
     numbers = rule.numbers
-    before = window.finite(besides_last=1 + num_bad)
+    before = window.finite(besides_last=1 + min(num_bad, rule.rows))  # a level that stays becomes usual in time
     value = window.points[-1].value
     if len(before) < numbers["min_points"] or math.isnan(value):
         return None
@@ -89,7 +89,7 @@ def _spike(rule: Rule, window: Window, num_bad: int) -> Judgement | None:
     direction = numbers.get("direction", 0)
     away = (value - usual.median) * direction if direction else abs(value - usual.median)
     floor = numbers["floor"] + numbers["relative"] * abs(usual.median)
-    bad = away > max(floor, numbers["sigmas"] * usual.sigma, 1.5 * usual.largest)
+    bad = away > max(floor, numbers["sigmas"] * usual.sigma) and (num_bad > 0 or away > 1.5 * usual.largest)
     certain = bad and away > max(numbers["at_once"] * usual.sigma, 4 * usual.largest, 4 * floor)
     words = f"far from its usual {shown(usual.usual[0])} to {shown(usual.usual[1])}"
     return Judgement(bad, words, usual.usual, certain, {"median": usual.median, "sigma": usual.sigma})
@@ -166,7 +166,7 @@ def _share(rule: Rule, window: Window, num_bad: int) -> Judgement | None:
 
 
 def _fall(rule: Rule, window: Window, num_bad: int) -> Judgement | None:
-    before = window.finite(besides_last=1 + num_bad)
+    before = window.finite(besides_last=1 + min(num_bad, rule.rows))
     if len(before) < rule.numbers["min_points"]:
         return None
     usual = baseline_of(before)

@@ -20,6 +20,8 @@ DEFAULT_EVERY_S = 10.0
 @dataclass
 class _Phase:
     open_since: float | None = None
+    known_stalled: bool = False
+    """It was told before this process began, and nothing was heard of it since."""
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     """What it took, the last times."""
 
@@ -27,6 +29,9 @@ class _Phase:
 @dataclass
 class _Service:
     last_seen: float
+    known_silent: bool = False
+    """It was told before this process began, and nothing was heard since."""
+    known_skew: str = ""
     every_s: float = DEFAULT_EVERY_S
     num_dropped: float | None = None
     """In all since it started, by its last heartbeat."""
@@ -73,7 +78,7 @@ class Liveness:
 
     def _service(self, instance: str, now: float) -> _Service:
         service = self._services.setdefault(instance, _Service(now))
-        service.last_seen = now
+        service.last_seen, service.known_silent = now, False
         return service
 
     def run_ended(self) -> None:
@@ -102,7 +107,8 @@ class Liveness:
         return {
             name: f"{name} has sent nothing for {now - service.last_seen:.0f} s, and said no goodbye"
             for name, service in self._services.items()
-            if now - service.last_seen > max(rule.numbers["min_s"], rule.numbers["times"] * service.every_s)
+            if service.known_silent
+            or now - service.last_seen > max(rule.numbers["min_s"], rule.numbers["times"] * service.every_s)
         }
 
     def engines_gone(self) -> dict[str, str]:
@@ -114,10 +120,10 @@ class Liveness:
         for instance, service in self._services.items():
             for name, phase in service.phases.items():
                 if phase.open_since is None or len(phase.seconds) < rule.numbers["min_closed"]:
-                    continue
+                    continue  # it has no usual time yet
                 median = statistics.median(phase.seconds)
                 open_s = now - phase.open_since
-                if open_s > max(rule.numbers["min_s"], rule.numbers["times"] * median):
+                if phase.known_stalled or open_s > max(rule.numbers["min_s"], rule.numbers["times"] * median):
                     words = f"{instance} is in {name} for {open_s:.0f} s; its median is {median:.3g} s"
                     bad[f"{instance} {name}"] = words
         return bad
@@ -133,6 +139,9 @@ class Liveness:
         bad, count = {}, int(rule.numbers["beats"])
         for name, service in self._services.items():
             last = list(service.skews)[-count:]
+            if service.known_skew and len(last) < count:
+                bad[name] = service.known_skew
+                continue
             if len(last) == count and min(map(abs, last)) > rule.numbers["seconds"] and len({s > 0 for s in last}) == 1:
                 middle = statistics.median(last)
                 bad[name] = f"the clock of {name} is {abs(middle):.0f} s {'ahead' if middle > 0 else 'behind'}"
@@ -145,16 +154,40 @@ class Liveness:
         return not self._services and not self._engines_gone
 
     def dump(self) -> dict[str, Any]:  # Any: JSON
-        """What must not be forgotten: who is there, and which engines are gone."""
-        alive = {name: service.every_s for name, service in self._services.items()}
+        """What must not be forgotten: who is there and busy with what, and which engines are gone."""
+        alive = {name: {"every_s": one.every_s, "phases": _dump_phases(one)} for name, one in self._services.items()}
         return {"alive": alive, "engines_gone": dict(self._engines_gone), "ended": self.ended}
 
     def load(self, tree: Mapping[str, Any], now: float) -> None:
         """The inverse. Everybody gets the time that a fresh heartbeat has."""
-        for name, every_s in dict(tree.get("alive", {})).items():
-            self._services[str(name)] = _Service(now, _number(every_s) or DEFAULT_EVERY_S)
+        for name, known in dict(tree.get("alive", {})).items():
+            service = self._services[str(name)] = _Service(
+                now, every_s=_number(known.get("every_s")) or DEFAULT_EVERY_S
+            )
+            for phase, (is_open, seconds) in dict(known.get("phases", {})).items():
+                service.phases[phase] = _Phase(now if is_open else None)
+                service.phases[phase].seconds.extend(map(float, seconds))
         self._engines_gone = {str(name): str(why) for name, why in dict(tree.get("engines_gone", {})).items()}
         self.ended = bool(tree.get("ended", False))
+
+    def resume(self, rule: Rule, subjects: Mapping[str, str], now: float) -> None:
+        """After `load`: this was told as bad, and is so until something else is heard."""
+        for subject, words in subjects.items():
+            service = self._services.get(subject.partition(" ")[0])
+            if service is None:
+                continue
+            if rule.kind == "silence":
+                service.known_silent = True
+            elif rule.kind == "phase" and (phase := service.phases.get(subject.partition(" ")[2])) is not None:
+                phase.known_stalled = True
+            elif rule.kind == "drops":
+                service.dropped_at = now
+            elif rule.kind == "skew":
+                service.known_skew = words
+
+
+def _dump_phases(service: _Service) -> dict[str, tuple[bool, list[float]]]:
+    return {name: (phase.open_since is not None, list(phase.seconds)) for name, phase in service.phases.items()}
 
 
 def _take_heartbeat(service: _Service, record: Record, now: float, wall_s: float) -> None:
@@ -176,6 +209,7 @@ def _take_phase(service: _Service, record: Record, now: float) -> None:
     if name not in service.phases and len(service.phases) >= MAX_PHASES:
         return
     phase = service.phases.setdefault(name, _Phase())
+    phase.known_stalled = False
     if record.get("state") == "open":
         phase.open_since = now
         return

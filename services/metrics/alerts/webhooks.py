@@ -1,10 +1,12 @@
 """Alerts by HTTP: a plain JSON object, or the shape that Slack takes. A URL may be a secret and is never logged."""
 
 import asyncio
+import contextlib
 import os
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ class Webhook:
     async def send(self, alert: Alert) -> None:
         """Post it, off the event loop. Raises NotWanted, OSError."""
         body = slack_body(alert) if self._slack else plain_body(alert)
-        await asyncio.to_thread(self._post, orjson.dumps(body))
+        await in_daemon(lambda: self._post(orjson.dumps(body)))
 
     def _post(self, body: bytes) -> None:
         headers = {"Content-Type": "application/json", "User-Agent": "furlong"}
@@ -48,6 +50,32 @@ class Webhook:
             raise OSError(f"HTTP {error.code}: {said}") from None
         except urllib.error.URLError as error:
             raise OSError(f"{error.reason}") from None  # the URL is not in it
+
+
+async def in_daemon(work: Callable[[], None]) -> None:
+    """Do it in a thread that an end of the process does not wait for. Raises what it raises."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def finish(error: Exception | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        error: Exception | None = None
+        try:
+            work()
+        except Exception as raised:  # handed to who waits
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(finish, error)
+
+    threading.Thread(target=run, name="alert-post", daemon=True).start()
+    await done
 
 
 def plain_body(alert: Alert) -> dict[str, Any]:
