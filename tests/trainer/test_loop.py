@@ -14,6 +14,7 @@ import torch
 from furlong import addresses, rpc
 from furlong.process import ExitCode, StopSignal
 from furlong.rundir import RunDir
+from furlong.v1 import metrics_pb2, metrics_pb2_grpc
 from services.trainer.checkpoint import Checkpoints
 from services.trainer.publisher import WeightSyncError
 from services.trainer.ranks import PeerLost
@@ -291,3 +292,47 @@ def test_other_models_checkpoint_is_refused(place: Place, make_config: ConfigMak
     run_trainer(make_config(num_rollout=1))
     with pytest.raises(ConfigError, match=r"model\.dtype: saved float32, now bfloat16"):
         run_trainer(make_config(num_rollout=2, dtype="bfloat16"))
+
+
+class AlertingMetrics(metrics_pb2_grpc.MetricsServicer):
+    """A metrics service that tells one alert as soon as rollout 1 is asked for."""
+
+    def __init__(self, alert: metrics_pb2.Alert) -> None:
+        self.alert, self.now = alert, threading.Event()
+        self.server = rpc.start_sync_server(
+            lambda server: metrics_pb2_grpc.add_MetricsServicer_to_server(self, server),
+            names=("furlong.v1.Metrics",),
+            host="127.0.0.1",
+        )
+
+    def WatchAlerts(
+        self, request: metrics_pb2.WatchAlertsRequest, context: grpc.ServicerContext
+    ) -> Iterator[metrics_pb2.Alert]:
+        context.send_initial_metadata(())
+        context.add_callback(self.now.set)
+        self.now.wait(20)
+        yield self.alert
+
+
+@pytest.mark.parametrize("diverged", [True, False])
+def test_an_alert_halts_the_run_after_its_iteration_and_saves_only_what_is_sound(
+    place: Place, make_config: ConfigMaker, tmp_path: Path, diverged: bool
+) -> None:
+    alert = metrics_pb2.Alert(id=1, run="run", rule="x", state=metrics_pb2.Alert.FIRING, diverged=diverged)
+    metrics = AlertingMetrics(alert)
+    stop = StopSignal()
+    asked = 0
+
+    def hold(context: grpc.ServicerContext) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            metrics.now.set()
+            stop.requested.wait(20)
+
+    place.fake.before["NextBatch"] = hold
+    run = run_trainer(make_config(num_rollout=9, metrics_addr=metrics.server.address, halt_on=("x",)), stop=stop)
+    metrics.server.grpc.stop(None)
+    assert run.code is (ExitCode.DIVERGED if diverged else ExitCode.HALTED)
+    assert place.fake.versions == [0, 1, 2] and "the run stops for it (--halt-on x)" in run.output
+    assert Checkpoints(tmp_path / "run" / "checkpoints", keep=2).newest_rollout_id() == (None if diverged else 1)
