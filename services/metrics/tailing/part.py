@@ -14,6 +14,7 @@ from furlong.v1 import metrics_pb2
 from services.metrics.engines import scraper
 from services.metrics.engines.scraper import Endpoint, Scraper
 from services.metrics.tailing import patterns
+from services.metrics.tailing.pace import Pace
 from services.metrics.tailing.store_link import WriterLink
 from services.metrics.tailing.tailer import ENGINES_MARK, TailedFile, Tailer
 
@@ -61,11 +62,15 @@ async def following_files(parts: "Parts") -> AsyncGenerator[Following]:
         yield Following()
         return
     run = DEFAULT_RUN if parts.alone else config.run.name
+    producer = f"{run}/tail"
+    pace = Pace(producer)
+    parts.on_commit.append(pace.committed)
     tailer = Tailer(
-        WriterLink(parts.writer, producer=f"{run}/tail", prefixes=("tail/", ENGINES_MARK)),
+        WriterLink(parts.writer, producer=producer, prefixes=("tail/", ENGINES_MARK)),
         run=run,
         patterns=paths,
         interval_s=config.metrics.scrape_interval_s,
+        pace=pace,
         is_own=lambda path: is_own_file(path, run_dir),
         on_death=lambda reason: parts.context.stop.request(reason, code=ExitCode.CRASHED),
     )

@@ -1,7 +1,7 @@
 """The thread that reads files and hands what it finds to the store. The only one that touches the files it follows.
 
 Batches go to the store one after the other; while one is on its way the next is made. What the store did not take is
-sent again, the same, before anything else. Reading a backlog yields to whoever else needs the processor.
+sent again, the same, before anything else. Reading a backlog yields to producers that send.
 """
 
 import datetime
@@ -21,6 +21,7 @@ from services.metrics.engines.sglang_lines import read_line
 from services.metrics.tailing.followed import Moment
 from services.metrics.tailing.follower import Batch, Follower
 from services.metrics.tailing.heading import TextLine
+from services.metrics.tailing.pace import Pace
 from services.metrics.tailing.records import Counts
 from services.metrics.tailing.store_link import StoreLink
 
@@ -28,11 +29,11 @@ log = structlog.get_logger()
 
 POLL_S = 0.1
 MAX_BATCH_BYTES = 512 * 1024
+_SHARED_BATCH_BYTES = 128 * 1024
 MAX_SAMPLES = 10_000
 """Readings of endpoints that wait."""
 ENGINES_MARK = "engines"
 _RETRY_S = 0.25
-_MAX_REST_S = 0.1
 _SUBMIT_LIMIT_S = 60.0
 _DISCOVER_SHARE = 20
 """Looking for files takes at most one part in so many of the time."""
@@ -67,12 +68,13 @@ class Tailer(threading.Thread):
         run: str,
         patterns: Sequence[str],
         interval_s: float,
+        pace: Pace | None = None,
         is_own: Callable[[str], bool] = lambda path: False,
         on_death: Callable[[str], None] = lambda reason: None,
     ) -> None:
         super().__init__(name="metrics-tailer", daemon=True)
         self._link, self._run, self._patterns, self._is_own = link, run, patterns, is_own
-        self._on_death = on_death
+        self._on_death, self._pace = on_death, pace or Pace("")
         self.rows = EngineRows(run=run, interval_s=interval_s)
         self._rows_changed = False
         self._samples: queue.Queue[Sample] = queue.Queue(MAX_SAMPLES)
@@ -108,11 +110,11 @@ class Tailer(threading.Thread):
         try:
             self._load()
             while not self._closing.is_set():
-                began = time.thread_time(), time.process_time()
+                began_s = time.thread_time()
                 batch = Batch()
                 more = self._fill(batch)
                 if self._save(batch):
-                    self._give_way(*began, hurry=more)
+                    self._give_way(began_s, hurry=more)
             self._finish()
         except Exception as error:  # the top of the thread
             log.error("tailer_failed", error=repr(error), exc_info=error)
@@ -136,9 +138,9 @@ class Tailer(threading.Thread):
             follower.discover(moment, batch)
             took_s = time.monotonic() - moment.mono_s
             self._next_discover_s = moment.mono_s + min(_MAX_DISCOVER_S, took_s * _DISCOVER_SHARE)
-        more = True
-        while more and batch.size_bytes < MAX_BATCH_BYTES:
-            more = follower.read(moment, batch, max_bytes=MAX_BATCH_BYTES)
+        more, max_bytes = True, _SHARED_BATCH_BYTES if self._pace.is_shared else MAX_BATCH_BYTES
+        while more and batch.size_bytes < max_bytes:
+            more = follower.read(moment, batch, max_bytes=max_bytes)
         self._add_rows(batch)
         return more
 
@@ -208,17 +210,14 @@ class Tailer(threading.Thread):
     def _submit(self, batch: Batch) -> "Future[object]":
         return self._link.submit(tuple(batch.bodies), batch.marks)
 
-    def _give_way(self, mine_s: float, all_s: float, *, hurry: bool) -> None:
-        """Between batches. A backlog is read at full speed only while this process has little else to do.
-
-        mine_s, all_s: CPU time of this thread and of the process when the batch was begun.
-        """
+    def _give_way(self, began_s: float, *, hurry: bool) -> None:
+        """Between batches. began_s: CPU time of this thread when the batch was begun."""
         if not hurry:
             self._closing.wait(POLL_S)
             return
-        worked_s = time.thread_time() - mine_s
-        if time.process_time() - all_s > 2 * worked_s:  # the others, the store's writer among them, worked more
-            self._closing.wait(min(_MAX_REST_S, worked_s))
+        rest_s = self._pace.rest_s(time.thread_time() - began_s)
+        if rest_s:
+            self._closing.wait(rest_s)
 
     def _finish(self) -> None:
         """What was written before the end is read, up to the half line that it ends with."""
