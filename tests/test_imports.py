@@ -25,14 +25,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "aiohttp": ("services.rollout", "services.router", "services.metrics"),
     "tensorboardX": ("services.metrics",),
     "mlflow": ("services.metrics",),
-    "prometheus_client": ("services.metrics",),
+    "prometheus_client": ("services.metrics.prometheus", "services.metrics.engines.exposition"),  # writes; reads
     "opentelemetry": ("services.metrics",),
     "tyro": ("furlong.config",),
     "sglang": (),
     "ray": (),
     "megatron": (),
 }
-ONE_FILE = ("wandb", "tensorboardX", "mlflow", "prometheus_client", "opentelemetry")
+ONE_FILE = ("wandb", "tensorboardX", "mlflow", "opentelemetry")
 
 
 @dataclass(frozen=True)
