@@ -51,7 +51,7 @@ class Evaluations:
                 answer = await self._evaluate(rollout_id, policy_version)
             except Refused:
                 step_values: dict[str, Value] = {"eval/skipped_engine_lost": Last(1)}
-                await self.reporter.report_evaluation(rollout_id, step_values, samples=dict)
+                self.reporter.report_evaluation(rollout_id, step_values, samples=dict)
                 raise
             finally:
                 self.is_running = False
@@ -73,7 +73,7 @@ class Evaluations:
             if self.sets[name].num_too_long:
                 values["eval/skipped_prompt_too_long"] = Last(sum(s.num_too_long for s in self.sets.values()))
         if made:
-            await self.reporter.report_evaluation(rollout_id, values, samples=lambda: _views(made))
+            self.reporter.report_evaluation(rollout_id, values, samples=lambda: _views(made))
         log.info("evaluated", eval_step=rollout_id, policy_version=policy_version, sets=list(made), seconds=seconds)
         return rollout_pb2.EvaluateResponse(
             results=[_result(name, one) for name, one in made.items()], eval_time_s=seconds

@@ -1,6 +1,6 @@
 """Calls the user's log functions and judges their answer: only True means that the default values are not logged.
 
-A hook gets copies, runs off the event loop with a limit, and whatever it does, logging goes on.
+A hook gets copies, made and looked at on its own thread, within its limit; whatever it does, logging goes on.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,14 @@ import structlog
 from furlong.config import RunConfig
 from furlong.hooks import Hook, load_hook
 from services.rollout.call_pool import CallPool, CallTimeout
-from services.rollout.sample_view import Flags, Sample
+from services.rollout.flags import Flags
+from services.rollout.sample_view import Sample
 from services.rollout.user_values import describe_error, describe_value
 
 log = structlog.get_logger()
+
+Extra = dict[str, float]
+EvalData = dict[str, dict[str, Any]]  # Any: what Miles hands to evaluation hooks
 
 
 class LogHooks:
@@ -44,21 +48,19 @@ class LogHooks:
         return self._eval is not None
 
     async def handled_rollout(
-        self, rollout_id: int, samples: list[Sample], extra: dict[str, float], rollout_time_s: float
+        self, rollout_id: int, samples: Callable[[], list[Sample]], extra: Extra, rollout_time_s: float
     ) -> bool:
-        """Whether the hook took the logging of this rollout over."""
+        """Whether the hook took the logging of this rollout over. samples: makes the copies, on the hook's thread."""
         if self._train is None:
             return False
-        return await self._train.handled(rollout_id, self._flags, samples, extra, rollout_time_s)
+        return await self._train.handled(lambda: (rollout_id, self._flags, samples(), dict(extra), rollout_time_s))
 
-    async def handled_evaluation(
-        self, rollout_id: int, data: dict[str, dict[str, Any]], extra: dict[str, float]
-    ) -> bool:
-        """Whether the hook took the logging of this evaluation over. data: set name to its rewards, truncated flags and
-        samples, as Miles hands them over."""
+    async def handled_evaluation(self, rollout_id: int, data: Callable[[], EvalData], extra: Extra) -> bool:
+        """Whether the hook took the logging of this evaluation over. data: makes set name to its rewards, truncated
+        flags and samples, as Miles hands them over."""
         if self._eval is None:
             return False
-        return await self._eval.handled(rollout_id, self._flags, data, extra)
+        return await self._eval.handled(lambda: (rollout_id, self._flags, data(), dict(extra)))
 
     def close(self) -> None:
         """Let the threads end."""
@@ -73,26 +75,53 @@ class _Hook:
         self._function = function
         self._path = path
         self._timeout_s = timeout_s
-        self._warned_of_answer = False
+        self._warned: set[str] = set()
 
     @classmethod
     def load(cls, path: str, key: str, timeout_s: float) -> "_Hook | None":
         return cls(load_hook(path, key=f"rollout.{key}"), path, timeout_s) if path else None
 
-    async def handled(self, *arguments: object) -> bool:
-        call: Callable[[], Any] = lambda: self._function(*arguments)  # noqa: E731  (Any: a user's answer)
+    async def handled(self, make: Callable[[], tuple[object, ...]]) -> bool:
+        given: list[tuple[object, ...]] = []
+
+        def call() -> Any:  # Any: a user's answer
+            given.append(make())
+            return self._function(*given[0])
+
+        def judge(answer: object) -> tuple[bool, str, bool]:
+            text = "" if isinstance(answer, bool) else describe_value(answer)
+            return answer is True, text, not _same(given[0], make())
+
         try:
-            answer = await self.pool.call(call, timeout_s=self._timeout_s)
+            handled, odd_answer, changed = await self.pool.call(call, timeout_s=self._timeout_s, read=judge)
         except CallTimeout as error:
             log.warning("log_hook_failed", hook=self._path, error=str(error), flag="--log-hook-timeout-s")
             return False
         except Exception as error:  # a user's function may raise anything
             log.warning("log_hook_failed", hook=self._path, error=describe_error(error), exc_info=error)
             return False
-        if answer is True:
-            return True
-        if answer is not False and not self._warned_of_answer:
-            self._warned_of_answer = True
+        if odd_answer:
             rule = "must return True (handled) or False; default logging goes on"
-            log.warning("log_hook_answer_not_bool", hook=self._path, answer=describe_value(answer), rule=rule)
-        return False
+            self._warn_once("log_hook_answer_not_bool", answer=odd_answer, rule=rule)
+        if changed:
+            rule = "samples and values are copies; what a hook changes in them is not used"
+            self._warn_once("log_hook_changed_its_copies", rule=rule)
+        return bool(handled)
+
+    def _warn_once(self, event: str, **fields: object) -> None:
+        if event not in self._warned:
+            self._warned.add(event)
+            log.warning(event, hook=self._path, **fields)
+
+
+def _same(first: object, second: object) -> bool:
+    """Whether two copies of one thing are still alike. A NaN is like another."""
+    if first is second or first == second:
+        return True
+    if isinstance(first, (tuple, list)) and isinstance(second, type(first)) and len(first) == len(second):
+        return all(map(_same, first, second))
+    if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
+        return all(_same(item, second[key]) for key, item in first.items())
+    if isinstance(first, Sample) and isinstance(second, Sample):
+        return _same(vars(first), vars(second))
+    return repr(first) == repr(second)

@@ -23,6 +23,7 @@ from services.rollout.engine_news import EngineNews
 from services.rollout.engine_process import EngineStartFailed
 from services.rollout.evaluation import Evaluations
 from services.rollout.feed import PromptFeed
+from services.rollout.flags import flags_of
 from services.rollout.fleet import Fleet
 from services.rollout.generation import Generator
 from services.rollout.group_maker import GroupMaker
@@ -31,7 +32,6 @@ from services.rollout.prompts import PromptSet, PromptSource, load_prompts
 from services.rollout.reporting import Reporter
 from services.rollout.rewards import RewardFunction
 from services.rollout.router_link import RouterLink
-from services.rollout.sample_view import flags_of
 from services.rollout.servicer import SERVICE, Parts, RolloutServicer
 from services.rollout.settings import settings_fingerprint
 from services.rollout.tokenizer import ModelLimits, Tokenizer, load_tokenizer, read_model_limits

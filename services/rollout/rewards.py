@@ -15,7 +15,8 @@ from typing import Any
 from furlong.config import RunConfig
 from furlong.hooks import Hook, load_hook
 from services.rollout.call_pool import CallPool, CallTimeout
-from services.rollout.sample_view import Flags, Sample
+from services.rollout.flags import Flags
+from services.rollout.sample_view import Sample
 from services.rollout.user_values import describe_error, describe_value
 
 _NUMBER = re.compile(r"(?<![\d.])[-+]?\d[\d,]*(?:\.\d+)?|\d[\d,]*(?:\.\d+)?")

@@ -1,15 +1,14 @@
-"""Samples and flags as a user's functions see them, under the names that Miles gives them.
+"""Samples as a user's functions see them, under the names that Miles gives them.
 
 Copies only: what a user's function does to them changes nothing in the run.
 """
 
 import copy
 import enum
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from furlong.config import RunConfig
 from furlong.v1 import sample_pb2
 from services.rollout.prompts import Prompt
 
@@ -33,8 +32,41 @@ _STATUS = {
 
 
 @dataclass
+class SpecInfo:
+    """Speculative decoding; all 0, since engines here do none."""
+
+    spec_accept_token_num: int = 0
+    spec_draft_token_num: int = 0
+    spec_verify_ct: int = 0
+    completion_token_num: int = 0
+
+    @property
+    def spec_accept_rate(self) -> float:
+        """Accepted of the drafted tokens."""
+        return self.spec_accept_token_num / self.spec_draft_token_num if self.spec_draft_token_num else 0.0
+
+    @property
+    def spec_accept_length(self) -> float:
+        """Tokens a verification."""
+        return self.completion_token_num / self.spec_verify_ct if self.spec_verify_ct else 0.0
+
+
+@dataclass
+class PrefixCacheInfo:
+    """What of the prompt the engine had in its cache."""
+
+    cached_tokens: int = 0
+    total_prompt_tokens: int = 0
+
+    @property
+    def prefix_cache_hit_rate(self) -> float:
+        """Share of the prompt's tokens."""
+        return self.cached_tokens / self.total_prompt_tokens if self.total_prompt_tokens else 0.0
+
+
+@dataclass
 class Sample:
-    """One response, as reward functions and log hooks get it."""
+    """One response, as reward functions and log hooks get it. What Furlong has no use for has Miles' default."""
 
     index: int
     """Number of the sample over the whole run."""
@@ -58,7 +90,19 @@ class Sample:
     reward_details: dict[str, Any] | None = None  # Any: what the reward function gave, if it gave a dict
     sample_index: int = 0
     """Index of the sample within its group."""
+    spec_info: SpecInfo = field(default_factory=SpecInfo)
+    prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
+    remove_sample: bool = False
+    non_generation_time: float = 0.0
+    train_metadata: dict[str, Any] | None = None  # Any: Miles' own
+    session_id: str | None = None
+    generate_function_path: str | None = None
+    multimodal_inputs: dict[str, Any] | None = None
+    multimodal_train_inputs: dict[str, Any] | None = None
+    rollout_routed_experts: None = None
     Status = Status
+    SpecInfo = SpecInfo
+    PrefixCacheInfo = PrefixCacheInfo
 
     def get_reward_value(self, args: object) -> float | None:
         """The reward as a number."""
@@ -69,45 +113,16 @@ class Sample:
         """Response tokens that are trained on."""
         return self.response_length if self.loss_mask is None else sum(self.loss_mask)
 
+    @property
+    def oldest_weight_version(self) -> int | None:
+        """The oldest policy version that wrote some of it. None: none is known."""
+        return min(map(int, self.weight_versions), default=None)
 
-class Flags(Mapping[str, Any]):  # Any: every flag has its own type
-    """The run's flags, read-only, as attributes."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        object.__setattr__(self, "_values", dict(values))
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return object.__getattribute__(self, "_values")[name]
-        except KeyError:
-            raise AttributeError(f"there is no flag {name!r}") from None
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"flags are read-only: {name} cannot be set")
-
-    def __getitem__(self, name: str) -> Any:
-        return object.__getattribute__(self, "_values")[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(object.__getattribute__(self, "_values"))
-
-    def __len__(self) -> int:
-        return len(object.__getattribute__(self, "_values"))
-
-    def __copy__(self) -> "Flags":
-        return self
-
-    def __deepcopy__(self, memo: object) -> "Flags":
-        return self
-
-
-def flags_of(config: RunConfig) -> Flags:
-    """All flags of a run in one flat namespace."""
-    values: dict[str, Any] = {}
-    for name in RunConfig.model_fields:
-        section = getattr(config, name)
-        values.update({field_name: getattr(section, field_name) for field_name in type(section).model_fields})
-    return Flags(values)
+    def to_dict(self) -> dict[str, Any]:  # Any: every field has its own type
+        """The fields, with the status as its text."""
+        plain = {one.name: getattr(self, one.name) for one in fields(self)}
+        nested = {"spec_info": vars(self.spec_info).copy(), "prefix_cache_info": vars(self.prefix_cache_info).copy()}
+        return {**plain, "status": self.status.value, **nested}
 
 
 def view_sample(
@@ -137,4 +152,5 @@ def view_sample(
         error=sample.error,
         reward_details=copy.deepcopy(dict(reward_details)) if reward_details is not None else None,
         sample_index=sample.index,
+        prefix_cache_info=PrefixCacheInfo(sample.num_cached_tokens, len(sample.prompt_token_ids)),
     )

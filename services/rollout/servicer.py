@@ -73,7 +73,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServicer):
             request.rollout_id, request.policy_version, weights_digest=parts.weights.weights_digest if served else ""
         )
         if repeated and parts.batches.note_attempt(batch):
-            await parts.reporter.report_rollout(
+            parts.reporter.report_rollout(
                 batch.rollout_id,
                 {name: decode_value(value) for name, value in batch.values.items()},
                 samples=lambda: _views(batch, parts.feed),
@@ -139,6 +139,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServicer):
     async def SaveState(self, request: rollout_pb2.SaveStateRequest, context: Context) -> rollout_pb2.SaveStateResponse:
         async def work() -> bytes:
             state = self._assembled().batches.save(request.rollout_id)
+            await self._assembled().reporter.settle()
             await self._flush()  # a checkpoint with this state may count from now on: its rollouts' numbers are on disk
             return state
 

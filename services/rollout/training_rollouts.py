@@ -117,7 +117,7 @@ class TrainingRollouts:
         if rollout.log_samples:
             views = (view for group in made.groups for view in group.views())
             values["rollout/samples"] = sample_table(views, num_rows=rollout.log_samples)
-        await self.reporter.report_rollout(
+        self.reporter.report_rollout(
             rollout_id,
             values,
             samples=lambda: [view for group in made.groups for view in group.views()],

@@ -1,5 +1,7 @@
 """The users' log functions: only True takes the logging over; whatever else they do, logging goes on."""
 
+import copy
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -8,10 +10,14 @@ import pytest
 import structlog.testing
 
 from furlong.config import ConfigError
+from furlong.records import Last
+from furlong.v1 import rollout_pb2, sample_pb2
+from services.rollout.flags import flags_of
 from services.rollout.log_hooks import LogHooks
-from services.rollout.sample_view import flags_of
+from services.rollout.reporting import MAX_WAITING, Reporter
+from services.rollout.sample_view import Sample, view_sample
 from tests.rollout import user_functions
-from tests.rollout.world import make_config, until, world, write_lines
+from tests.rollout.world import FakeTelemetry, make_config, until, world, write_lines
 
 HERE = "tests.rollout.user_functions"
 
@@ -26,6 +32,10 @@ def hooks_of(tmp_path: Path, name: str, **rollout: Any) -> LogHooks:
     [
         ("log_true", True, ""),
         ("log_async_true", True, ""),
+        ("log_async_object", True, ""),
+        ("log_async_partial", True, ""),
+        ("log_async_hanging", False, "log_hook_failed"),
+        ("log_setting", False, "log_hook_failed"),
         ("log_false", False, ""),
         ("log_none", False, "log_hook_answer_not_bool"),
         ("log_zero", False, "log_hook_answer_not_bool"),
@@ -39,7 +49,7 @@ async def test_only_true_takes_the_logging_over(tmp_path: Path, name: str, handl
     hooks = hooks_of(tmp_path, name, log_hook_timeout_s=0.2)
     started = time.monotonic()
     with structlog.testing.capture_logs() as logs:
-        assert await hooks.handled_rollout(3, [], {}, 1.0) is handled
+        assert await hooks.handled_rollout(3, list, {}, 1.0) is handled
     assert time.monotonic() - started < 0.9
     assert [entry["event"] for entry in logs] == ([warning] if warning else [])
     assert all(entry["hook"] == f"{HERE}.{name}" for entry in logs)
@@ -49,7 +59,7 @@ async def test_an_answer_that_is_no_bool_is_warned_of_once(tmp_path: Path) -> No
     hooks = hooks_of(tmp_path, "log_none")
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
-            await hooks.handled_rollout(3, [], {}, 1.0)
+            await hooks.handled_rollout(3, list, {}, 1.0)
     assert len(logs) == 1
 
 
@@ -57,7 +67,7 @@ async def test_no_hook_costs_nothing(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     hooks = LogHooks(config, flags_of(config))
     assert not hooks.wants_rollouts
-    assert await hooks.handled_rollout(3, [], {}, 1.0) is False
+    assert await hooks.handled_rollout(3, list, {}, 1.0) is False
 
 
 def test_a_bad_path_is_refused_at_start(tmp_path: Path) -> None:
@@ -90,8 +100,6 @@ async def test_a_hook_that_raises_leaves_the_default_values(tmp_path: Path) -> N
 
 
 async def test_the_evaluation_hook_gets_miles_data(tmp_path: Path) -> None:
-    from furlong.v1 import rollout_pb2
-
     user_functions.CALLS.clear()
     data = write_lines(tmp_path / "eval.jsonl", [{"prompt": "abc", "label": "x"}] * 2)
     config = make_config(
@@ -99,7 +107,117 @@ async def test_the_evaluation_hook_gets_miles_data(tmp_path: Path) -> None:
     )
     async with world(config) as w:
         await w.stub.Evaluate(rollout_pb2.EvaluateRequest(rollout_id=4, policy_version=0), timeout=10)
+        await until(lambda: user_functions.CALLS)
         assert w.telemetry.rows == []
         [(rollout_id, told, extra)] = user_functions.CALLS
         assert (rollout_id, told["s"]["rewards"], told["s"]["truncated"]) == (4, [0.0, 0.0], [False, False])
         assert extra["eval/s"] == 0.0
+
+
+async def test_the_evaluation_hook_that_raises_leaves_the_default_values(tmp_path: Path) -> None:
+    data = write_lines(tmp_path / "eval.jsonl", [{"prompt": "abc", "label": "x"}] * 2)
+    path = f"{HERE}.log_eval_raising"
+    config = make_config(tmp_path, eval_prompt_data=("s", str(data)), custom_eval_rollout_log_function_path=path)
+    async with world(config) as w:
+        await w.stub.Evaluate(rollout_pb2.EvaluateRequest(rollout_id=4, policy_version=0), timeout=10)
+        await until(lambda: w.telemetry.rows)
+        assert w.telemetry.rows[0][:2] == ("eval/step", 4) and "eval/s" in w.telemetry.rows[0][2]
+
+
+async def test_a_hook_that_changes_its_copies_is_warned_of_and_changes_nothing(tmp_path: Path) -> None:
+    config = make_config(tmp_path, custom_rollout_log_function_path=f"{HERE}.log_changing")
+    with structlog.testing.capture_logs() as logs:
+        async with world(config) as w:
+            groups, _ = await w.batch(0)
+            await until(lambda: w.telemetry.rows)
+    values = w.telemetry.rows[0][2]
+    assert "mine" not in values and values["rollout/reward/max"].value <= 1.0
+    assert all(sample.reward <= 1.0 for group in groups for sample in group.samples)
+    (warned,) = [entry for entry in logs if entry["event"] == "log_hook_changed_its_copies"]
+    assert warned["hook"] == f"{HERE}.log_changing"
+
+
+async def test_a_hook_that_only_looks_is_not_warned_of(tmp_path: Path) -> None:
+    user_functions.CALLS.clear()
+    hooks = hooks_of(tmp_path, "log_looking")
+    sample = Sample(0, 0, "p", [1], "r", 1, None, reward=float("nan"), rollout_log_probs=[float("nan")])
+    with structlog.testing.capture_logs() as logs:
+        await hooks.handled_rollout(3, lambda: [copy.deepcopy(sample)], {"x": float("nan")}, 1.0)
+    assert logs == [] and user_functions.CALLS[0][0][0] == "pending"
+
+
+async def test_a_hook_that_hangs_for_a_minute_delays_no_rollout_and_no_checkpoint(tmp_path: Path) -> None:
+    user_functions.RELEASE.clear()
+    config = make_config(tmp_path, custom_rollout_log_function_path=f"{HERE}.log_hanging", log_hook_timeout_s=1.0)
+    try:
+        async with world(config) as w:
+            began = time.monotonic()
+            await w.batch(0)
+            await w.batch(0)
+            await w.stub.SaveState(rollout_pb2.SaveStateRequest(rollout_id=0), timeout=10)
+            assert time.monotonic() - began < 0.9  # the hook is not over
+            await until(lambda: w.telemetry.rows)
+            assert time.monotonic() - began < 3.0
+            assert w.telemetry.rows[0][2]["rollout/num_samples"].value == 8
+    finally:
+        user_functions.RELEASE.set()
+
+
+async def test_reports_go_without_hooks_when_too_many_hang_or_the_service_ends(tmp_path: Path) -> None:
+    user_functions.RELEASE.clear()
+    telemetry = FakeTelemetry()
+    reporter = Reporter(telemetry, hooks_of(tmp_path, "log_hanging"))  # type: ignore[arg-type]
+    with structlog.testing.capture_logs() as logs:
+        for rollout_id in range(MAX_WAITING + 1):
+            reporter.report_rollout(rollout_id, {"rollout/x": Last(1)}, samples=list, rollout_time_s=1.0)
+        assert [row[1] for row in telemetry.rows] == [MAX_WAITING]
+        await reporter.finish(0.05)
+    user_functions.RELEASE.set()
+    assert sorted(row[1] for row in telemetry.rows) == list(range(MAX_WAITING + 1))
+    assert all(row[2] == {"rollout/x": Last(1)} for row in telemetry.rows)
+    assert {entry["event"] for entry in logs} == {"log_hook_left_out", "log_hook_not_waited_for"}
+
+
+def test_flags_have_miles_names_beside_our_own(tmp_path: Path) -> None:
+    args = flags_of(make_config(tmp_path))
+    assert args.actor_num_gpus_per_node == args.trainer_num_ranks == 1
+    assert (args.colocate, args.rollout_seed, args["lr"], vars(args)["lr"]) == (False, args.seed, args.lr, args.lr)
+    assert getattr(args, "no_such", 5) == 5 and not hasattr(args, "no_such")
+    assert copy.deepcopy(args) is args and pickle.loads(pickle.dumps(args)).lr == args.lr
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("rollout_batchsize", "rollout_batch_size"), ("use_wandb_offline", "--wandb-mode"), ("qqq", "furlong config")],
+)
+def test_a_flag_that_is_not_there_says_what_is_near(tmp_path: Path, name: str, hint: str) -> None:
+    with pytest.raises(AttributeError, match=hint):
+        getattr(flags_of(make_config(tmp_path)), name)
+
+
+def test_flags_cannot_be_changed(tmp_path: Path) -> None:
+    args = flags_of(make_config(tmp_path))
+    vars(args)["lr"] = 7.0
+    for change in (lambda: setattr(args, "lr", 7.0), lambda: delattr(args, "lr"), lambda: setattr(args, "new", 1)):
+        with pytest.raises(AttributeError, match="read-only"):
+            change()
+    assert args.lr != 7.0
+
+
+MILES_FIELDS = {
+    *("group_index", "index", "prompt", "tokens", "multimodal_inputs", "multimodal_train_inputs", "response"),
+    *("response_length", "label", "reward", "loss_mask", "weight_versions", "rollout_log_probs", "remove_sample"),
+    *("rollout_routed_experts", "status", "metadata", "train_metadata", "generate_function_path", "session_id"),
+    *("non_generation_time", "spec_info", "prefix_cache_info"),
+}
+
+
+def test_samples_have_miles_fields_and_methods() -> None:
+    proto = sample_pb2.Sample(prompt_token_ids=[1, 2], response_token_ids=[3, 4], reward=1.0, num_cached_tokens=1)
+    proto.policy_versions.add(policy_version=7, start=0, end=1)
+    proto.policy_versions.add(policy_version=8, start=1, end=2)
+    sample = view_sample(proto, prompt=None, group_index=0, group_size=1)
+    assert all(hasattr(sample, name) for name in MILES_FIELDS)
+    assert (sample.oldest_weight_version, sample.prefix_cache_info.prefix_cache_hit_rate) == (7, 0.5)
+    assert (sample.effective_response_length, sample.spec_info.spec_accept_rate) == (2, 0.0)
+    assert set(sample.to_dict()) >= MILES_FIELDS and sample.to_dict()["status"] == "pending"

@@ -13,10 +13,11 @@ from furlong.config import ConfigError
 from furlong.process import ExitCode
 from furlong.v1 import sample_pb2
 from services.rollout.call_pool import CallPool
+from services.rollout.flags import flags_of
 from services.rollout.generation import fail
 from services.rollout.metrics import category_values
 from services.rollout.rewards import Reward, RewardFunction, RewardMisconfigured, built_in_reward
-from services.rollout.sample_view import Sample, flags_of
+from services.rollout.sample_view import Sample
 from tests.rollout import user_functions
 from tests.rollout.world import make_config, world
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import threading
 import time
 from typing import Any
 
@@ -121,6 +122,50 @@ def log_raising(*arguments: Any) -> bool:
 def log_slow(*arguments: Any) -> bool:
     time.sleep(1.0)
     return True
+
+
+RELEASE = threading.Event()
+
+
+def log_hanging(*arguments: Any) -> bool:
+    RELEASE.wait(60.0)
+    return True
+
+
+def log_changing(rollout_id: int, args: Any, samples: list[Any], extra: dict[str, float], rollout_time: float) -> bool:
+    extra["mine"] = 1.0
+    for sample in samples:
+        sample.reward = 7.0
+        sample.metadata["seen"] = True
+    return False
+
+
+def log_looking(rollout_id: int, args: Any, samples: list[Any], extra: dict[str, float], rollout_time: float) -> bool:
+    CALLS.append([(s.status.value, s.get_reward_value(args), s.to_dict()["index"]) for s in samples])
+    return False
+
+
+def log_setting(rollout_id: int, args: Any, *rest: Any) -> bool:
+    args.lr = 1.0
+    return True
+
+
+class _AsyncLog:
+    async def __call__(self, *arguments: Any) -> bool:
+        return True
+
+
+log_async_object = _AsyncLog()
+log_async_partial = functools.partial(_AsyncLog.__call__, log_async_object)
+
+
+async def log_async_hanging(*arguments: Any) -> bool:
+    await asyncio.sleep(60.0)
+    return True
+
+
+def log_eval_raising(rollout_id: int, args: Any, data: dict[str, Any], extra: dict[str, float]) -> bool:
+    raise RuntimeError("the gauge is away")
 
 
 async def log_async_true(*arguments: Any) -> bool:
