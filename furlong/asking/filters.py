@@ -48,8 +48,12 @@ class LogFilter:
         return fields if self.level <= 10 or level_number(fields.get("level")) >= self.level else None
 
     def _has_text(self, lines: bytes) -> bool:
+        """As it stands there, or as it stands within a string."""
         assert self.text is not None
-        needle = orjson.dumps(self.text)[1:-1]
-        if needle.isascii():
-            return needle.lower() in lines.lower()
-        return orjson.dumps(self.text.lower())[1:-1].decode() in lines.decode("utf-8", "replace").lower()
+        text = self.text.encode("utf-8", "replace").decode().lower()
+        needles = {text, orjson.dumps(text)[1:-1].decode()}
+        if all(needle.isascii() for needle in needles):
+            lowered = lines.lower()
+            return any(needle.encode() in lowered for needle in needles)
+        whole = lines.decode("utf-8", "replace").lower()
+        return any(needle in whole for needle in needles)

@@ -39,10 +39,13 @@ def alerts(arguments: Sequence[str]) -> int:
         source, run = source_of(asked)
         firing = True if "firing" in asked.switches else None
         found = source.alerts(run=run, firing=firing, last=last or DEFAULT_LAST)
+        with_run = run is None and "url" in asked.options
         style = Style(colours=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
         for alert in found:
             print(
-                orjson.dumps(alert).decode() if "json" in asked.switches else alert_line(alert, style, with_run=not run)
+                orjson.dumps(alert).decode()
+                if "json" in asked.switches
+                else alert_line(alert, style, with_run=with_run)
             )
         if not found and "json" not in asked.switches:
             print("nothing fires" if firing else "nothing has fired")
