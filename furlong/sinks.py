@@ -1,11 +1,18 @@
-"""What a sink of your own is: a class named by `--metrics-sink pkg.mod.Class`. Owns the contract; runs nothing.
+"""What a sink of your own is: a class named by `--metrics-sink pkg.mod.Class`. Owns the contract, and checks it.
 
 Only `write` is needed; each method may be `async`. The class runs in a process of its own beside the metrics service:
 it may block, raise, print, leak or exit, and nothing else notices. See "A sink of your own" in docs/metrics.md.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol  # Any: what JSON holds
+
+from furlong.config.errors import Problem
+
+CALLED_WITH: Mapping[str, tuple[str, ...]] = {"init": ("run", "config"), "write": ("rows",), "flush": (), "close": ()}
+"""What each method is given, by position; only `write` must be there."""
+_EXAMPLE = "See furlong.sinks.UserSink for the four methods."
 
 
 class UserSink(Protocol):
@@ -42,3 +49,39 @@ class Refused(Exception):
     def __init__(self, row_id: int, reason: str) -> None:
         super().__init__(f"row {row_id}: {reason}")
         self.row_id, self.reason = row_id, reason
+
+
+def wrong_class(given: object, path: str, *, key: str) -> Problem | None:
+    """What is wrong with a class as a sink, told before a run starts; None: nothing that can be seen."""
+    if not inspect.isclass(given):
+        return Problem(key, path, f"must be a class, got {type(given).__name__}", _EXAMPLE)
+    if inspect.isabstract(given):
+        missing = ", ".join(sorted(getattr(given, "__abstractmethods__", ())))
+        return Problem(key, path, f"is abstract: {missing} must be defined", _EXAMPLE)
+    if problem := _cannot_call(given, (), f"{given.__name__}()"):
+        return Problem(key, path, problem, "Give its parameters defaults; settings come from the environment.")
+    for name, arguments in CALLED_WITH.items():
+        method = getattr(given, name, None)
+        if method is None and name != "write":
+            continue
+        if not callable(method):
+            return Problem(key, path, f"must have a method {name}({', '.join(arguments)})", _EXAMPLE)
+        own = () if isinstance(inspect.getattr_static(given, name), staticmethod | classmethod) else ("self",)
+        if problem := _cannot_call(method, (*own, *arguments), f"{name}({', '.join(arguments)})"):
+            return Problem(key, path, problem, "Change its parameters.")
+        if inspect.isasyncgenfunction(method) or inspect.isgeneratorfunction(method):
+            return Problem(key, path, f"{name} must be a function or a coroutine, not a generator", "Use no yield.")
+    return None
+
+
+def _cannot_call(function: Any, arguments: Sequence[str], shown: str) -> str:
+    """Why it cannot be called so; empty: it can, or it does not say."""
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # builtins may have none
+        return ""
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        return f"is called as {shown}, but takes {signature}: {error}"
+    return ""

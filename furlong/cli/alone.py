@@ -8,7 +8,7 @@ from furlong.cli.arguments import take_options, whole_number
 from furlong.config import ConfigError, RunConfig
 from furlong.config.alone import DEFAULT_DIR, DEFAULT_PORT, is_offered, load_alone
 from furlong.config.errors import Problem
-from furlong.launch.preflight import missing_packages
+from furlong.launch.preflight import bad_hooks, missing_packages
 from furlong.process import die_with_parent
 
 OWN = ("port", "dir")
@@ -37,7 +37,7 @@ def run_alone(arguments: Sequence[str]) -> int:
     """Run it until it is told to stop; its exit code. Raises ConfigError."""
     config, parent_pid = read_alone(arguments)
     die_with_parent(parent_pid)
-    if problems := missing_packages(config, ["metrics"]):
+    if problems := missing_packages(config, ["metrics"]) or bad_hooks(config, ["metrics"], os.environ):
         raise ConfigError(problems)
     from furlong.cli.one_service import load_service
 

@@ -11,7 +11,7 @@ from furlong.cli.alone import is_alone, run_alone
 from furlong.cli.arguments import read_run, take_options, whole_number
 from furlong.config import ConfigError
 from furlong.config.errors import Problem
-from furlong.launch.preflight import missing_packages
+from furlong.launch.preflight import bad_hooks, missing_packages
 from furlong.process import die_with_parent
 
 GROUP = "furlong.services"
@@ -31,7 +31,10 @@ def run_service(service: str, arguments: Sequence[str]) -> int:
     rank = whole_number(taken.options, "rank") or 0
     config = read_run(taken, prog=f"furlong {service}", description=f"Run the {service} service in the foreground.")
     _refuse_rank(service, rank, num_ranks=config.trainer.trainer_num_ranks)
-    if problems := missing_packages(config, [service]):
+    problems = missing_packages(config, [service])
+    if not problems and parent_pid is None:  # what `furlong up` starts, it has looked at
+        problems = bad_hooks(config, [service], os.environ)
+    if problems:
         raise ConfigError(problems)
     return load_service(service)(config, rank=rank, foreground=parent_pid is None)
 

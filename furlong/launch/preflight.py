@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from furlong.alertrules import check_alerts
+from furlong.alertrules.webhook_urls import check_webhooks
 from furlong.config import RunConfig
 from furlong.config.errors import Problem
 
@@ -33,8 +34,10 @@ def check_machine(config: RunConfig, services: Iterable[str], environment: Mappi
     services = list(services)
     problems = [*missing_packages(config, services), *_missing_files(config), *_bad_addresses(config, services)]
     problems += check_alerts(config.metrics)
+    if "metrics" in services:
+        problems += check_webhooks(config.metrics.alert_webhook, config.metrics.alert_slack_webhook_file)
     if not problems:  # a hook's import may need any of the above
-        problems += _bad_hooks(config, environment)
+        problems += bad_hooks(config, services, environment)
     return problems
 
 
@@ -128,12 +131,16 @@ def _cannot_listen(host: str, port: int) -> str | None:
     return None
 
 
-def _bad_hooks(config: RunConfig, environment: Mapping[str, str]) -> list[Problem]:
+def bad_hooks(config: RunConfig, services: Iterable[str], environment: Mapping[str, str]) -> list[Problem]:
     """Import the hooks in a process of its own: a user's module may do anything, and must not do it to us."""
-    named = {key: path for key in HOOK_KEYS if (path := getattr(config.rollout, key))}
+    named: list[tuple[str, str]] = []
+    if "rollout" in services:
+        named += [(f"rollout.{key}", path) for key in HOOK_KEYS if (path := getattr(config.rollout, key))]
+    if "metrics" in services:
+        named += [("metrics.metrics_sink", path) for path in config.metrics.metrics_sink]
     if not named:
         return []
-    pairs = [f"rollout.{key}={path}" for key, path in named.items()]
+    pairs = [f"{key}={path}" for key, path in named]
     limit_s = config.run.start_timeout_s
     try:
         done = subprocess.run(
@@ -145,9 +152,9 @@ def _bad_hooks(config: RunConfig, environment: Mapping[str, str]) -> list[Proble
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return [Problem("rollout", named, f"hooks must import within {limit_s:g} s (--start-timeout-s)")]
+        return [Problem("hooks", pairs, f"must import within {limit_s:g} s (--start-timeout-s)")]
     try:
         return [Problem(*item) for item in json.loads(done.stdout)]
     except ValueError:  # the process ended without an answer
         said = done.stderr.decode(errors="replace").strip()[-2000:]
-        return [Problem("rollout", named, f"importing hooks ended with exit code {done.returncode}: {said}")]
+        return [Problem("hooks", pairs, f"importing them ended with exit code {done.returncode}: {said}")]

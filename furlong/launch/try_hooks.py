@@ -11,6 +11,9 @@ import sys
 from furlong.config import ConfigError
 from furlong.config.errors import Problem
 from furlong.hooks import load_hook, wrong_arguments
+from furlong.sinks import wrong_class
+
+SINK_KEY = "metrics.metrics_sink"
 
 
 def main(pairs: list[str]) -> int:
@@ -21,7 +24,8 @@ def main(pairs: list[str]) -> int:
     for pair in pairs:
         key, _, path = pair.partition("=")
         try:
-            problem = wrong_arguments(load_hook(path, key=key), path, key=key)
+            judge = wrong_class if key == SINK_KEY else wrong_arguments
+            problem = judge(load_hook(path, key=key), path, key=key)
             problems += [problem] if problem else []
         except ConfigError as error:
             problems += error.problems

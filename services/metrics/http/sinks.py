@@ -52,10 +52,11 @@ def router(sinks: SinkManager) -> APIRouter:
         return {"sinks": [_form(known) for known in await sinks.listed() if known.name == sink.name]}
 
     @routes.delete("/{name}", status_code=204, summary="Remove a sink")
-    async def remove(name: str) -> Response:
-        """What it has taken stays where it is; how far it was is forgotten."""
+    async def remove(name: str, keep_cursor: bool = False) -> Response:
+        """What it has taken stays where it is; how far it was is forgotten, unless keep_cursor is true. One that a flag
+        names comes back with the next start, and goes on where it was."""
         try:
-            await sinks.remove(name)
+            await sinks.remove(name, keep_cursor=keep_cursor)
         except UnknownSink:
             known = ", ".join([known.name for known in await sinks.listed()])
             raise Problem(404, f"there is no sink {name[:100]!r}", f"There are: {known}.") from None

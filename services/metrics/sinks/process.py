@@ -56,11 +56,13 @@ class ProcessSink(Sink[Row]):
         self._asking = asyncio.Lock()
         self._asked = 0
         self._looked_at_log = 0.0
+        self.is_finished = False
+        """It was finished in order, and not started since."""
 
     async def start(self, durable: Cursor) -> Cursor:
         """Start the process and have it get ready."""
         context = self._context
-        self.trouble = ""
+        self.trouble, self.is_finished = "", False
         await asyncio.to_thread(context.folder.mkdir, parents=True, exist_ok=True)
         await asyncio.to_thread(_bound, context.log_path)
         last_row = await asyncio.to_thread(context.reader.last_row_id)
@@ -96,7 +98,7 @@ class ProcessSink(Sink[Row]):
             return None
         answer = await self._ask({"finish": True})
         await process.wait()
-        self._process = None
+        self._process, self.is_finished = None, True
         return Cursor(int(answer["finished"]))
 
     async def abort(self) -> None:

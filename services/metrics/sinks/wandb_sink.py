@@ -67,15 +67,18 @@ class WandbSink(ProcessSink):
         _adopt(context.run_dir.metrics_store / "wandb_run_id", context.folder / "run.json")
 
     async def alert(self, alert: object) -> None:
-        """Raise one of wandb's alerts: `rule`, `run`, `severity`, `summary` and `remedy` of it are shown.
+        """Raise one of wandb's alerts: `rule`, `severity`, `summary` and `remedy` of it are shown. One of another run
+        is none of ours, and one of a run that is finished comes too late.
 
         Raises SinkProcessFailed or TimeoutError when wandb does not take it.
         """
-        severity = str(getattr(alert, "severity", "warning"))
+        run = str(getattr(alert, "run", ""))
+        if run != (self._context.run or "") or self.is_finished:
+            return
         given = {
-            "title": f"{getattr(alert, 'rule', 'alert')}: {getattr(alert, 'run', '')}",
+            "title": f"{getattr(alert, 'rule', 'alert')}: {run}",
             "text": f"{getattr(alert, 'summary', '')}\n\n{getattr(alert, 'remedy', '')}",
-            "level": LEVELS.get(severity, "INFO"),
+            "level": LEVELS.get(str(getattr(alert, "severity", "")), "INFO"),
         }
         await self.call("alert", given, timeout_s=ALERT_TIMEOUT_S)
 
