@@ -1,24 +1,23 @@
 """GET /metrics of the service: by hand, and by Prometheus itself."""
 
 import gzip
-import json
-import subprocess
-import urllib.error
-import urllib.parse
 import urllib.request
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any  # Any: what JSON holds
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests import tools
+from tests.metrics.prometheus.scraping import prometheus_scraping
 from tests.metrics.running import MetricsProcess, batch, part, send, until
 
 Make = Callable[..., MetricsProcess]
-VALUES: dict[str, object] = {"train/loss": ["last", -0.4], "val/x@1": ["last", 0.17], "val/x-1": ["last", 2], "train/kl": ["last", "NaN"]}
+VALUES: dict[str, object] = {
+    "train/loss": ["last", -0.4],
+    "val/x@1": ["last", 0.17],
+    "val/x-1": ["last", 2],
+    "train/kl": ["last", "NaN"],
+}
 
 
 def scrape(service: MetricsProcess, **headers: str) -> dict[tuple[str, str], float]:
@@ -55,35 +54,6 @@ def test_scrape_follows_rows_and_survives_a_restart(make: Make) -> None:
     service.kill()
     service.start()
     assert scrape(service)["furlong_train_loss", "train/loss"] == 2
-
-
-@contextmanager
-def prometheus_scraping(folder: Path, http: str) -> Generator[Callable[[str], Any]]:
-    """A real one; asks it with a query of its own language."""
-    tool = tools.need("prometheus")
-    host = urllib.parse.urlsplit(http).netloc
-    config = {"scrape_configs": [{"job_name": "f", "scrape_interval": "1s", "static_configs": [{"targets": [host]}]}]}
-    (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-    address = f"127.0.0.1:{tools.free_port()}"
-    flags = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/prometheus"]
-    with (folder / "prometheus.log").open("w") as log:
-        command = [*tool.command, *flags, f"--web.listen-address={address}"]
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=tool.environment)
-
-    def ask(query: str) -> list[dict[str, Any]]:
-        url = f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-        try:
-            with urllib.request.urlopen(url, timeout=10) as answer:
-                return json.load(answer)["data"]["result"]
-        except (urllib.error.URLError, ConnectionError):  # it starts
-            assert process.poll() is None, (folder / "prometheus.log").read_text()
-            return []
-
-    try:
-        yield ask
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 @pytest.mark.tools

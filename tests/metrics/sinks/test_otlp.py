@@ -1,7 +1,5 @@
 """Rows and log lines at an OpenTelemetry collector: its own messages, decoded by its own classes."""
 
-import gzip
-import importlib
 import math
 from collections.abc import Callable
 from typing import Any  # Any: messages that are made from descriptors
@@ -12,53 +10,14 @@ from services.metrics.sinks.drawn import Drawn
 from services.metrics.sinks.otlp import headers_of
 from services.metrics.sinks.otlp_messages import metrics_request
 from tests.metrics.running import MetricsProcess, batch, part, send, until
+from tests.metrics.sinks.otlp_decoding import logs_in, metrics_service, plain, points_in
 from tests.metrics.sinks.receiver import Receiver, Reply, Request, receiving
 
 Make = Callable[..., MetricsProcess]
 
-_metrics: Any = importlib.import_module("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
-_logs: Any = importlib.import_module("opentelemetry.proto.collector.logs.v1.logs_service_pb2")
-
-
-def decode(request: Request) -> Any:
-    kind = _logs.ExportLogsServiceRequest if request.path == "/v1/logs" else _metrics.ExportMetricsServiceRequest
-    message = kind()
-    message.ParseFromString(gzip.decompress(request.body))
-    return message
-
-
-def plain(attributes: Any) -> dict[str, Any]:
-    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value") or "string_value") for pair in attributes}
-
-
-def points_in(requests: list[Request]) -> list[tuple[str, int, float, dict[str, Any]]]:
-    """Name, time, value and attributes of every gauge's point."""
-    found = []
-    for request in requests:
-        if request.path == "/v1/metrics":
-            for resource in decode(request).resource_metrics:
-                run = plain(resource.resource.attributes)["furlong.run"]
-                for metric in resource.scope_metrics[0].metrics:
-                    found += [
-                        (metric.name, p.time_unix_nano, p.as_double, {"run": run, **plain(p.attributes)})
-                        for p in metric.gauge.data_points
-                    ]
-    return found
-
 
 def losses_at(receiver: Receiver) -> list[float]:
     return [value for name, _, value, _ in points_in(receiver.taken) if name == "train/loss"]
-
-
-def logs_in(requests: list[Request]) -> list[tuple[dict[str, Any], Any]]:
-    """Resource and record of every log record."""
-    return [
-        (plain(resource.resource.attributes), record)
-        for request in requests
-        if request.path == "/v1/logs"
-        for resource in decode(request).resource_logs
-        for record in resource.scope_logs[0].log_records
-    ]
 
 
 def rows(first: int, last: int) -> list[bytes]:
@@ -113,7 +72,7 @@ def test_log_lines_arrive_with_severity_body_and_attributes_and_metrics_records_
 
 
 def test_partial_success_is_counted_and_not_sent_again(make: Make) -> None:
-    answer = _metrics.ExportMetricsServiceResponse()
+    answer = metrics_service.ExportMetricsServiceResponse()
     answer.partial_success.rejected_data_points, answer.partial_success.error_message = 2, "too old"
     with receiving(lambda request: Reply(body=answer.SerializeToString())) as receiver:
         service = make(otlp_endpoint=receiver.url).start()
@@ -179,7 +138,7 @@ def test_kill_sends_the_newest_again_with_the_same_identity(make: Make) -> None:
 
 def test_histogram_keeps_its_bins() -> None:
     spread = {"edges": [0, 1, 2], "counts": [3, 4]}
-    message = _metrics.ExportMetricsServiceRequest()
+    message = metrics_service.ExportMetricsServiceRequest()
     message.ParseFromString(metrics_request([Drawn(1, "r", "rollout/step", 1, 1, 5, {}, {"rollout/len": spread}, {})]))
     metric = next(m for m in message.resource_metrics[0].scope_metrics[0].metrics if m.name == "rollout/len")
     point = metric.histogram.data_points[0]

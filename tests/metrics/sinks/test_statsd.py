@@ -1,9 +1,7 @@
 """Gauges by UDP: right signs, names told apart, small packets, a daemon that is away costs nothing."""
 
-import json
 import math
 import socket
-import subprocess
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ from services.metrics.sinks.sink import Cursor
 from services.metrics.sinks.statsd import MAX_PACKET_BYTES, Newest, StatsdSink, fold_name, gauge, packets
 from tests import tools
 from tests.metrics.running import MetricsProcess, batch, part, send, until
+from tests.metrics.sinks.everything import statsd_gauges, statsd_serving
 
 Make = Callable[..., MetricsProcess]
 
@@ -155,39 +154,9 @@ def test_names_stay_the_same_over_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.tools
 def test_real_daemon_shows_the_values(make: Make, tmp_path: Path) -> None:
-    tool = tools.need("statsd")
-    port, admin = tools.free_port(), tools.free_port()
-    config = f'{{port: {port}, mgmt_port: {admin}, address: "127.0.0.1", mgmt_address: "127.0.0.1", backends: []}}'
-    (tmp_path / "statsd.js").write_text(config)
-    with (tmp_path / "statsd.log").open("w") as log:
-        daemon = subprocess.Popen([*tool.command, str(tmp_path / "statsd.js")], stdout=log, stderr=log)
-
-    def gauges() -> dict[str, float] | None:
-        try:
-            with socket.create_connection(("127.0.0.1", admin), timeout=5) as connection:
-                connection.sendall(b"gauges\n")
-                answer = b""
-                while b"END" not in answer:
-                    answer += connection.recv(65536)
-        except ConnectionRefusedError:
-            return None
-        found = answer.decode().partition("END")[0].replace("'", '"')
-        return json.loads(_quoted(found))
-
-    try:
-        until(lambda: gauges() is not None, "statsd listening")
+    with statsd_serving(tmp_path) as (port, admin):
         service = make(statsd_addr=f"127.0.0.1:{port}").start()
         for step, loss in enumerate((-1.0, -2.0, 1e-6, -0.25), start=1):
             send(service, batch([part(step, {"train/loss": ["last", loss], "eval/a@1": ["last", step]})], first=step))
-            until(lambda loss=loss: (gauges() or {}).get("furlong.r.train.loss") == loss, f"{loss} in statsd")
-        assert (gauges() or {})["furlong.r.eval.a_1"] == 4
-    finally:
-        daemon.terminate()
-        daemon.wait(10)
-
-
-def _quoted(text: str) -> str:
-    """What node prints of an object, as JSON: names that need no quotes have none."""
-    lines = [line.strip().rstrip(",") for line in text.strip().strip("{}").replace(",", ",\n").splitlines()]
-    pairs = [line.rpartition(":") for line in lines if line]
-    return "{" + ",".join(f'"{name.strip().strip(chr(34))}":{value}' for name, _, value in pairs) + "}"
+            until(lambda loss=loss: (statsd_gauges(admin) or {}).get("furlong.r.train.loss") == loss, f"{loss} there")
+        assert (statsd_gauges(admin) or {})["furlong.r.eval.a_1"] == 4
