@@ -58,12 +58,11 @@ async def _run(address: str, num_producers: int, batch_size: int, num_records: i
     each = max(1, num_records // (num_producers * batch_size))
     taken = Taken(each * batch_size * num_producers)
     incarnation = time.time_ns() // 1000
-    channels = [rpc.aio_channel(address) for _ in range(min(num_producers, 8))]
+    options = [*rpc.CLIENT_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]  # a connection each, as producers have
+    channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(num_producers)]
     begin = asyncio.Event()
     tasks = [
-        asyncio.create_task(
-            _produce(channels[n % len(channels)], f"bench/load-{n}", incarnation, bodies, each, taken, begin)
-        )
+        asyncio.create_task(_produce(channels[n], f"bench/load-{n}", incarnation, bodies, each, taken, begin))
         for n in range(num_producers)
     ]
     await asyncio.sleep(0)
@@ -108,6 +107,7 @@ async def _acknowledge(
 ) -> None:
     while True:
         ack = await stream.read()
+        assert isinstance(ack, metrics_pb2.IngestAck)
         now = time.perf_counter()
         while sent and sent[0][1] <= ack.through_sequence:
             taken.latencies_s.append(now - sent.popleft()[0])

@@ -14,6 +14,7 @@ from services.metrics.streams import IngestStream, StreamIntake
 from services.metrics.tailing.part import Following
 from services.metrics.writer import Writer
 
+SERVICE_NAME = "furlong.v1.Metrics"
 MAX_FLUSH_S = 60.0
 
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: the messages are fixed by the method
@@ -33,6 +34,17 @@ class MetricsServicer(metrics_pb2_grpc.MetricsServicer):
         """Set once they are watched."""
         self.following = Following()
         """Replaced once files are followed."""
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Serve this. Batches come as bytes: they are taken apart only when there is room for them."""
+        generated = _Handlers()
+        metrics_pb2_grpc.add_MetricsServicer_to_server(self, generated)  # type: ignore[arg-type]  # it is asked only twice
+        handlers = generated.handlers
+        handlers["Ingest"] = grpc.stream_stream_rpc_method_handler(
+            self.Ingest, response_serializer=metrics_pb2.IngestAck.SerializeToString
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+        server.add_registered_method_handlers(SERVICE_NAME, handlers)
 
     def stop(self) -> None:
         """End all streams once what they sent is acknowledged."""
@@ -104,3 +116,16 @@ class MetricsServicer(metrics_pb2_grpc.MetricsServicer):
             files=self.following.files(),
             endpoints=self.following.endpoints(),
         )
+
+
+class _Handlers:
+    """Takes from the generated code what it would have a server do."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Any] = {}  # Any: gRPC's own handlers
+
+    def add_registered_method_handlers(self, name: str, handlers: dict[str, Any]) -> None:
+        self.handlers = dict(handlers)
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """The same ones again."""

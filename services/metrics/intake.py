@@ -7,7 +7,7 @@ well costs little a record; only one that holds something bad, or several runs, 
 import sqlite3
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,6 +106,7 @@ class Intake:
         self._producers: dict[tuple[str, int], _Producer] = {}
         self._moved: set[_Producer] = set()
         self._unwritten: list[tuple[object, ...]] = []
+        self._unwritten_bytes = 0
         self._last_batch_id: int | None = None
         self._num_stored = 0
         self.batches: list[StoredBatch] = []
@@ -118,6 +119,7 @@ class Intake:
         self._producers.clear()
         self._moved.clear()
         self._unwritten.clear()
+        self._unwritten_bytes = 0
         self._last_batch_id = None
         self._num_stored = 0
         self.batches, self.notable = [], []
@@ -149,12 +151,13 @@ class Intake:
         refusals: list[str] = []
         num_known = min(len(batch.bodies), max(0, known + 1 - batch.first_sequence))
         bodies = batch.bodies[num_known:] if num_known else batch.bodies
-        if bodies:
-            first = batch.first_sequence + num_known
-            good = self._all_good(first, bodies) or self._one_by_one(first, bodies, refusals)
+        first = batch.first_sequence + num_known
+        for piece in _pieces(bodies):  # one after the other: a large batch is never held twice as a whole
+            good = self._all_good(first, piece) or self._one_by_one(first, piece, refusals)
             if good.bodies:
                 self._store(batch, producer.producer_id, good)
-            producer.through_sequence = first + len(bodies) - 1
+            first += len(piece)
+            producer.through_sequence = first - 1
             self._moved.add(producer)
         for name, mark in batch.marks.items():
             put_mark(self._connection, name, mark)
@@ -202,8 +205,7 @@ class Intake:
         self._skew.look(good.records, now_us, batch.producer)
         for run, part in _by_run(good):
             run_id = self._runs.id_of(run, now_us)
-            for piece in _cut(part):
-                self._insert(batch, run, run_id, producer_id, piece, now_us)
+            self._insert(batch, run, run_id, producer_id, part, now_us)
             self._look(batch, run, part.records)
 
     def _insert(self, batch: RecordsIn, run: str, run_id: int, producer_id: int, piece: _Good, now_us: int) -> None:
@@ -211,7 +213,8 @@ class Intake:
         first, level, number = piece.sequences[0], _top_level(piece.records), len(piece.bodies)
         batch_id = self._next_batch_id()
         self._unwritten.append((batch_id, run_id, producer_id, first, number, now_us, level, zlib.crc32(body), body))
-        if len(self._unwritten) >= _ROWS_A_STATEMENT:
+        self._unwritten_bytes += len(body)
+        if len(self._unwritten) >= _ROWS_A_STATEMENT or self._unwritten_bytes >= MAX_BATCH_BYTES:
             self._write()
         self._num_stored += number
         bodies = tuple(piece.bodies)
@@ -223,6 +226,7 @@ class Intake:
         if rows:
             self._connection.execute(_INSERT + ",".join([_ROW] * len(rows)), [value for row in rows for value in row])
             rows.clear()
+            self._unwritten_bytes = 0
 
     def _next_batch_id(self) -> int:
         if self._last_batch_id is None:
@@ -310,19 +314,20 @@ def _name_of(run: object) -> str:
     return run if isinstance(run, str) else ""
 
 
-def _cut(good: _Good) -> list[_Good]:
-    """Pieces that a reader can hold."""
-    sizes = list(map(len, good.bodies))
+def _pieces(bodies: tuple[bytes, ...]) -> Iterator[tuple[bytes, ...]]:
+    """As large as a stored batch may be."""
+    sizes = list(map(len, bodies))
     if len(sizes) <= MAX_BATCH_RECORDS and sum(sizes) <= MAX_BATCH_BYTES:
-        return [good]
-    pieces, begin, size = [], 0, 0
+        if bodies:
+            yield bodies
+        return
+    begin, size = 0, 0
     for at, more in enumerate(sizes):
         if at > begin and (at - begin >= MAX_BATCH_RECORDS or size + more > MAX_BATCH_BYTES):
-            pieces.append(slice(begin, at))
+            yield bodies[begin:at]
             begin, size = at, 0
         size += more
-    pieces.append(slice(begin, len(sizes)))
-    return [_Good(good.sequences[piece], good.bodies[piece], good.records[piece]) for piece in pieces]
+    yield bodies[begin:]
 
 
 def _top_level(records: Sequence[Record]) -> int:

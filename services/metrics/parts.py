@@ -19,14 +19,13 @@ from furlong.config import ConfigError
 from furlong.config.errors import Problem
 from furlong.process import ExitCode
 from furlong.service import ServiceContext
-from furlong.v1 import metrics_pb2_grpc
 from services.metrics.alerts.part import Alerts, watching_alerts
 from services.metrics.bell import Bell
 from services.metrics.collector import collect_for_ever
 from services.metrics.feed import Feed
 from services.metrics.http.app import make_app
 from services.metrics.http.server import serve_http
-from services.metrics.ingest import MetricsServicer
+from services.metrics.ingest import SERVICE_NAME, MetricsServicer
 from services.metrics.inspection import inspect
 from services.metrics.lock import StoreLock
 from services.metrics.needs import tell_needs
@@ -41,7 +40,6 @@ from services.metrics.writer import Committed, Writer
 
 log = structlog.get_logger()
 
-SERVICE_NAME = "furlong.v1.Metrics"
 STORE_NAME = "metrics.db"
 
 
@@ -197,7 +195,7 @@ async def _grpc(parts: Parts, servicer: MetricsServicer) -> AsyncGenerator[None]
     """Also publishes where the service is, and says SERVING."""
     context = parts.context
     server = await rpc.start_server(
-        lambda grpc_server: metrics_pb2_grpc.add_MetricsServicer_to_server(servicer, grpc_server),
+        servicer.register,
         names=[SERVICE_NAME],
         host=context.config.run.host,
         port=context.config.metrics.metrics_grpc_port,

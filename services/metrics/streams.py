@@ -1,7 +1,8 @@
 """One producer's gRPC stream: reads batches, has them stored, acknowledges them in order, each after its commit.
 
-What all streams together hold is bounded; beyond it nothing more is read, and producers wait in turn. Batches that one
-commit stored are acknowledged together.
+What all streams together hold is bounded: beyond MAX_WAITING_BYTES batches stay as the bytes that came and nothing more
+is read, so that producers wait in turn; beyond MAX_RAW_BYTES of those a stream is ended, and its producer tries again
+later. Batches that one commit stored are acknowledged together.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 
 from furlong.v1 import metrics_pb2
 from services.metrics.intake import RecordsIn, Taken
@@ -23,7 +25,9 @@ log = structlog.get_logger()
 WINDOW_BATCHES = 16
 """Batches of one stream that may wait for their commit."""
 MAX_WAITING_BYTES = 16 * 1024 * 1024
-"""Bytes of all streams that may wait."""
+"""Bytes of all streams that may wait for their commit."""
+MAX_RAW_BYTES = 80 * 1024 * 1024
+"""Bytes of all streams that may wait for room."""
 _MAX_INTEGER = 2**63 - 1
 
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: the messages are fixed by the method
@@ -48,23 +52,32 @@ class StreamIntake:
         self._room = _Room(MAX_WAITING_BYTES)
         self._done: deque[_Waiting] = deque()
         self._told = False
+        self._num_raw_bytes = 0
         self._last_warned = ""
 
-    async def submit(self, stream: "IngestStream", message: metrics_pb2.RecordBatch) -> _Waiting:
-        """Have a batch stored; waits for room."""
-        size = message.ByteSize()
-        if not self._room.try_take(size):
-            await self._room.take(size)
-        batch = RecordsIn(message.producer, message.incarnation, message.first_sequence, tuple(message.records))
-        waiting = _Waiting(stream, batch, size)
-        done = self._writer.submit(batch)
-        waiting.done = done
-        done.add_done_callback(lambda _: self._stored(waiting))
-        return waiting
+    async def room_for(self, size_bytes: int) -> bool:
+        """Wait for room for a message of so many bytes. False: too much waits already."""
+        if self._room.try_take(size_bytes):
+            return True
+        if self._num_raw_bytes and self._num_raw_bytes + size_bytes > MAX_RAW_BYTES:
+            return False
+        self._num_raw_bytes += size_bytes
+        try:
+            await self._room.take(size_bytes)
+        finally:
+            self._num_raw_bytes -= size_bytes
+        return True
 
-    def release(self, waiting: _Waiting) -> None:
-        """A batch is dealt with."""
-        self._room.give_back(waiting.size_bytes)
+    def give_back(self, size_bytes: int) -> None:
+        """What had room is dealt with."""
+        self._room.give_back(size_bytes)
+
+    def submit(self, stream: "IngestStream", batch: RecordsIn, size_bytes: int) -> _Waiting:
+        """Have a batch stored that has room."""
+        waiting = _Waiting(stream, batch, size_bytes)
+        waiting.done = self._writer.submit(batch)
+        waiting.done.add_done_callback(lambda _: self._stored(waiting))
+        return waiting
 
     def warn(self, producer: str, taken: Taken) -> None:
         """Records were refused; once a reason."""
@@ -107,7 +120,7 @@ class IngestStream:
         finally:
             self._reading.cancel()
             while self._waiting:
-                self._intake.release(self._waiting.popleft())
+                self._intake.give_back(self._waiting.popleft().size_bytes)
 
     def stop(self) -> None:
         """Read no more; what was read is still acknowledged. What was on its way, the producer sends again."""
@@ -121,19 +134,37 @@ class IngestStream:
     async def _read(self) -> None:
         try:
             while True:
-                message = await self._context.read()
-                if message is grpc.aio.EOF:
+                raw: bytes = await self._context.read()
+                if raw is grpc.aio.EOF:
                     return
-                if problem := _problem(message):
-                    await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
-                self._waiting.append(await self._intake.submit(self, message))
-                del message  # while the next one is awaited nothing of this one is held here
+                size = len(raw)
+                if not await self._intake.room_for(size):
+                    await self._context.abort(
+                        grpc.StatusCode.RESOURCE_EXHAUSTED, "too much waits to be stored: hold it"
+                    )
+                batch = await self._parse(raw, size)
+                del raw  # while the next one is awaited, nothing of this one is held here
+                self._waiting.append(self._intake.submit(self, batch, size))
+                del batch
                 while len(self._waiting) >= WINDOW_BATCHES:
                     self._has_room.clear()
                     await self._has_room.wait()
         finally:
             self._ended = True
             self._changed.set()
+
+    async def _parse(self, raw: bytes, size_bytes: int) -> RecordsIn:
+        """The batch; ends the stream when it is none. It has room, which is given back then."""
+        message = metrics_pb2.RecordBatch()
+        try:
+            message.ParseFromString(raw)
+            problem = _problem(message)
+        except DecodeError as error:
+            problem = f"not a RecordBatch: {error}"
+        if problem:
+            self._intake.give_back(size_bytes)
+            await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+        return RecordsIn(message.producer, message.incarnation, message.first_sequence, tuple(message.records))
 
     async def _acknowledge_all(self) -> None:
         while self._waiting or not self._ended:
@@ -152,7 +183,7 @@ class IngestStream:
             if (waiting.batch.producer, waiting.batch.incarnation) != (first.producer, first.incarnation):
                 break
             self._waiting.popleft()
-            self._intake.release(waiting)
+            self._intake.give_back(waiting.size_bytes)
             taken = await self._result_of(waiting)
             through, num_refused = taken.through_sequence, num_refused + taken.num_refused
             refusal = refusal or taken.first_refusal
