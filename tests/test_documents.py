@@ -11,7 +11,20 @@ from furlong.config.sections import Also
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-OF_COMMANDS = {"config", "help", "json", "rank"}
+OF_COMMANDS = {
+    "config",
+    "data-binary",
+    "dir",
+    "firing",
+    "help",
+    "json",
+    "level",
+    "port",
+    "rank",
+    "run-dir",
+    "service",
+    "url",
+}
 
 
 def flags() -> set[str]:

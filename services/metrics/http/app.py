@@ -29,7 +29,7 @@ def make_app(
     app = FastAPI(title="Furlong metrics", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None)
     errors.install(app)
     ours = [
-        records.router(parts.writer),
+        records.router(parts.writer, parts.ready.is_set),
         asking.router(parts.queries),
         live.router(parts.queries, parts.feed),
         sinks.router(parts.sinks),

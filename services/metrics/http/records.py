@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,15 +80,17 @@ class Answer:
 class RecordsIntake:
     """Holds the counters of senders that do not number their records."""
 
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
+    def __init__(self, writer: Writer, is_ready: Callable[[], bool]) -> None:
+        self._writer, self._is_ready = writer, is_ready
         self._senders: dict[str, Sender] = {}
         self._at_work = asyncio.Semaphore(MAX_AT_WORK)
         self._num_posts = 0
 
     async def take(self, request: Request, *, run: str | None) -> JSONResponse:
         """One post, from its first byte to the disk. Raises Problem."""
-        self._refuse_when_held()
+        # a full disk is told by the writer, which alone sees when it has room again
+        if not self._is_ready():
+            raise Problem(503, "the service starts or stops", "Send it again later.", retry_after_s=RETRY_S)
         if self._num_posts >= MAX_POSTS:
             raise Problem(429, f"{MAX_POSTS} posts are under way", "Send it again later.", retry_after_s=RETRY_S)
         default_run = run or request.headers.get("x-furlong-run") or "default"
@@ -119,12 +122,6 @@ class RecordsIntake:
             first = str(answer.refused[0]["reason"])
             raise Problem(400, f"no record could be taken: {first}", remedy, more=answer.as_json())
         return JSONResponse(answer.as_json())
-
-    def _refuse_when_held(self) -> None:
-        if failing := self._writer.failing:
-            raise _not_written(failing, Answer())
-        if holding := self._writer.holding:
-            raise _held(holding, Answer())
 
     def _sender(self, request: Request) -> Sender:
         headers = request.headers
@@ -277,10 +274,10 @@ _OPENAPI: dict[str, Any] = {  # Any: OpenAPI's own tree
 }
 
 
-def router(writer: Writer) -> APIRouter:
+def router(writer: Writer, is_ready: Callable[[], bool]) -> APIRouter:
     """The route."""
     routes = APIRouter(tags=["taking in"])
-    intake = RecordsIntake(writer)
+    intake = RecordsIntake(writer, is_ready)
 
     @routes.post(
         "/v1/records",

@@ -3,11 +3,14 @@
 import gzip
 import http.client
 import json
+import shutil
 import signal
 import socket
+import subprocess
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,7 +18,7 @@ import pytest
 
 from services.metrics.http.body import MAX_BODY_BYTES
 from tests.metrics.asking import get, post, request
-from tests.metrics.running import MetricsProcess
+from tests.metrics.running import MetricsProcess, until
 
 Make = Callable[..., MetricsProcess]
 
@@ -222,6 +225,34 @@ def test_answered_records_survive_a_kill(make: Make) -> None:
     service.kill()
     service.start()
     assert "kept" in events(service, "r")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """16 MB that can be filled."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)], check=False, timeout=10)
+    if mounted.returncode:
+        pytest.skip("this user may not mount a disk")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True, timeout=10)
+
+
+def test_sender_is_told_to_hold_when_the_disk_is_full_and_taken_when_it_has_room(small_disk: Path) -> None:
+    service = MetricsProcess(small_disk, metrics_min_free_bytes=3_000_000).start()
+    try:
+        filler = small_disk / "filler"
+        filler.write_bytes(b"x" * (shutil.disk_usage(small_disk).free - 2_000_000))
+        until(lambda: post(service.http, line("r", "early"))["status"] == 429, "the disk found full")
+        status, headers, body = request(service.http, "POST", "/v1/records", line("r", "held"))
+        assert status == 429 and int(headers["retry-after"]) > 0 and json.loads(body)["remedy"]
+        assert request(service.http, "GET", "/readyz")[0] == 503
+        filler.unlink()
+        until(lambda: post(service.http, line("r", "again"))["status"] == 200, "room again")
+        assert events(service, "r").count("again") == 1 and "held" not in events(service, "r")
+    finally:
+        service.end()
 
 
 def test_client_that_goes_in_the_middle_leaves_no_half_record(service: MetricsProcess) -> None:
