@@ -25,18 +25,20 @@ Make = Callable[..., MetricsProcess]
 RECORDED = Path(__file__).parents[1] / "engines/sglang_0_5_23.log"
 
 
-def stored(service: MetricsProcess) -> list[dict[str, Any]]:
-    """The records of followed files, as they are on disk."""
+def ask(service: MetricsProcess, what: str) -> list[Any]:
+    """Of the batches of followed files, as they are on disk."""
     path = service.run_dir.metrics_store / "metrics.db"
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     try:
-        found = connection.execute(
-            "SELECT body FROM batches JOIN producers p ON p.id = producer_id"
-            " WHERE producer = 'r/tail' ORDER BY batches.id"
-        )
-        return [json.loads(line) for (body,) in found for line in bytes(body).split(b"\n") if line]
+        find = f"SELECT {what} FROM batches b JOIN producers p ON p.id = producer_id WHERE producer = 'r/tail'"
+        return [value for (value,) in connection.execute(find)]
     finally:
         connection.close()
+
+
+def stored(service: MetricsProcess) -> list[dict[str, Any]]:
+    """The records of followed files."""
+    return [json.loads(line) for body in ask(service, "body") for line in bytes(body).split(b"\n") if line]
 
 
 def texts(service: MetricsProcess) -> list[str]:
@@ -44,12 +46,21 @@ def texts(service: MetricsProcess) -> list[str]:
 
 
 def wait_texts(service: MetricsProcess, count: int) -> list[str]:
-    until(lambda: len(texts(service)) >= count, f"{count} lines in the store")
+    until(lambda: sum(ask(service, "num_records")) >= count, f"{count} lines in the store")
     return texts(service)
 
 
+def rotate(log: Path) -> None:
+    """Every file one number on, as logrotate does."""
+    last = len(list(log.parent.glob(f"{log.name}.*")))
+    for number in range(last, 0, -1):
+        os.rename(f"{log}.{number}", f"{log}.{number + 1}")
+    log.rename(f"{log}.1")
+
+
+@pytest.mark.parametrize("num_kills", [2, pytest.param(12, marks=pytest.mark.slow)])
 def test_killed_again_and_again_while_a_log_is_written_and_rotated_each_line_comes_once(
-    make: Make, tmp_path: Path
+    make: Make, tmp_path: Path, num_kills: int
 ) -> None:
     log = tmp_path / "app.log"
     service = make(tail=[f"{log}*"]).start()
@@ -61,16 +72,13 @@ def test_killed_again_and_again_while_a_log_is_written_and_rotated_each_line_com
                 for _ in range(200):
                     file.write(f"line {next(number)}\n")
             if log.stat().st_size > 20_000:
-                for old in range(40, 0, -1):
-                    if os.path.exists(f"{log}.{old}"):
-                        os.rename(f"{log}.{old}", f"{log}.{old + 1}")
-                log.rename(f"{log}.1")
-            ended.wait(0.02)
+                rotate(log)
+            ended.wait(0.1)
 
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        for kill in range(3):
+        for kill in range(num_kills):
             wait_texts(service, 500 * (kill + 1))
             service.kill()
             service.start()
