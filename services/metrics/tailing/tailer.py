@@ -34,6 +34,8 @@ MAX_SAMPLES = 10_000
 """Readings of endpoints that wait."""
 ENGINES_MARK = "engines"
 _RETRY_S = 0.25
+_READING_SHARE = 0.6
+"""Of the time to close: the rest is for the store."""
 _SUBMIT_LIMIT_S = 60.0
 _DISCOVER_SHARE = 20
 """Looking for files takes at most one part in so many of the time."""
@@ -79,6 +81,7 @@ class Tailer(threading.Thread):
         self._rows_changed = False
         self._samples: queue.Queue[Sample] = queue.Queue(MAX_SAMPLES)
         self._closing = threading.Event()
+        self._close_by_s = 0.0
         self._follower: Follower | None = None
         self._waiting: tuple[Batch, Future[object]] | None = None
         self._next_discover_s = 0.0
@@ -100,7 +103,8 @@ class Tailer(threading.Thread):
         return [TailedFile(f.path, f.behind_bytes, f.reader.counts) for f in files]
 
     def close(self, timeout_s: float) -> bool:
-        """Read what is there, hand it on, end. Whether all of it is on disk."""
+        """Read what is there, as far as the time goes, hand it on, end. Whether it ended."""
+        self._close_by_s = time.monotonic() + timeout_s * _READING_SHARE
         self._closing.set()
         self.join(timeout_s)
         return not self.is_alive()
@@ -220,16 +224,19 @@ class Tailer(threading.Thread):
             self._closing.wait(rest_s)
 
     def _finish(self) -> None:
-        """What was written before the end is read, up to the half line that it ends with."""
+        """What was written before the end is read, up to the half line that it ends with; a backlog waits for the next
+        start.
+        """
         batch = Batch()
         more = self._fill(batch)
-        while more and self._save(batch):
+        while more and time.monotonic() < self._close_by_s and self._save(batch):
             batch = Batch()
             more = self._fill(batch)
-        self._must_follow().finish(_now(), batch)
-        self._add_rows(batch, everything=True)
+        if not more:
+            self._must_follow().finish(_now(), batch)
+            self._add_rows(batch, everything=True)
         if self._save(batch) and self._settle():
-            log.info("tail_closed", num_files=len(self._must_follow().files))
+            log.info("tail_closed", num_files=len(self._must_follow().files), has_backlog=more)
 
     def _must_follow(self) -> Follower:
         assert self._follower is not None  # set by _load, before anything else

@@ -33,6 +33,19 @@ def test_all_that_is_there_is_read_before_the_end(tmp_path: Path) -> None:
     assert len(store.bodies) == 30_001
 
 
+def test_backlog_that_is_too_long_for_the_end_waits_for_the_next_start(tmp_path: Path) -> None:
+    store, log = FakeStore(), tmp_path / "a.log"
+    log.write_text("".join(f"line {n}\n" for n in range(300_000)) + "half")
+    made = tailer(store, log)
+    made.start()
+    assert made.close(1.0)
+    assert len(store.bodies) < 300_001
+    assert "half" not in store.texts
+    log.write_bytes(log.read_bytes()[: sum(len(text) + 1 for text in store.texts)])
+    run_once(store, log)
+    assert store.texts == [f"line {n}" for n in range(len(store.bodies))]
+
+
 def test_what_the_store_did_not_take_is_sent_again(tmp_path: Path) -> None:
     store, log = FakeStore(), tmp_path / "a.log"
     store.num_failures = 3
