@@ -112,7 +112,8 @@ def wandb_curves(folder: Path) -> Curves:
     for point in (point for run in read_runs(folder) for point in run.points):
         (axis,) = [key for key in point if key in ("train/step", "rollout/step", "eval/step")]
         for key, value in point.items():
-            if not key.endswith(("/attempt", "/rollout_id")) and key != axis:
+            is_number = isinstance(value, int | float) or value in ("NaN", "Infinity", "-Infinity")  # no histogram
+            if is_number and not key.endswith(("/attempt", "/rollout_id")) and key != axis:
                 found.setdefault(key, {})[int(point[axis])] = float(value)
     return found
 
