@@ -36,6 +36,10 @@ def test_sound_run_has_no_problem(run: Path) -> None:
         (["--prompt-data", "missing.jsonl"], "rollout.prompt_data"),
         (["--eval-prompt-data", "held_out", "missing.jsonl"], "rollout.eval_prompt_data"),
         (["--rollout-engine", "sglang", "--sglang-python", "/missing"], "rollout.sglang_python"),
+        (["--alert-rules", "missing.toml"], "metrics.alert_rules"),
+        (["--halt-on", "missing"], "metrics.halt_on"),
+        (["--disable-alerts", "missing"], "metrics.disable_alerts"),
+        (["--alert-slack-webhook-file", "missing"], "metrics.alert_slack_webhook_file"),
     ],
 )
 def test_missing_file_is_refused_by_its_key(run: Path, flags: list[str], key: str) -> None:
@@ -106,3 +110,8 @@ def test_hook_that_imports_is_accepted(run: Path, monkeypatch: pytest.MonkeyPatc
     (run.parent / "my_hooks.py").write_text("print('hello from the hook')\ndef log(*given): return False")
     monkeypatch.chdir(run.parent)
     assert problems(run, "--custom-rollout-log-function-path", "my_hooks.log") == []
+
+
+def test_webhooks_are_checked_without_showing_them(run: Path) -> None:
+    found = problems(run, "--alert-webhook", "example.org/secret")
+    assert [problem.key for problem in found] == ["metrics.alert_webhook"] and "secret" not in str(found[0])

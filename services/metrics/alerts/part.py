@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from furlong.alertrules import choose_rules
+from furlong.alertrules.webhook_urls import check_webhooks, slack_url
 from furlong.config import ConfigError
 from services.metrics.alerts.alert import Alert
 from services.metrics.alerts.core import SinkFacts
@@ -15,7 +16,7 @@ from services.metrics.alerts.delivery import Delivery, FunctionTarget, Target
 from services.metrics.alerts.engine import AlertEngine
 from services.metrics.alerts.targets import FileTarget, LogTarget
 from services.metrics.alerts.watching import AlertStreams
-from services.metrics.alerts.webhooks import Webhook, check_webhooks, slack_url
+from services.metrics.alerts.webhooks import Webhook
 
 if TYPE_CHECKING:
     from services.metrics.parts import Parts

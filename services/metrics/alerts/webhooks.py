@@ -2,24 +2,19 @@
 
 import asyncio
 import contextlib
-import os
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 
-from furlong.config.errors import Problem
 from services.metrics.alerts.alert import Alert, State
 from services.metrics.alerts.delivery import NotWanted
 
 TIMEOUT_S = 10.0
-SLACK_VARIABLE = "FURLONG_SLACK_WEBHOOK_URL"
 TRY_AGAIN = (408, 425, 429)
 """Refusals that pass; all others below 500 are for good."""
 
@@ -100,37 +95,3 @@ def slack_body(alert: Alert) -> dict[str, Any]:
 def escaped(text: str) -> str:
     """Slack's three control characters; a metric's name must not mention people or make links."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def slack_url(file: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The URL of the Slack webhook from its file or the environment. Empty: there is none. Raises OSError."""
-    if file:
-        return Path(file).read_text(encoding="utf-8").strip()
-    return environment.get(SLACK_VARIABLE, "").strip()
-
-
-def check_webhooks(webhook: str, slack_file: str, environment: Mapping[str, str] = os.environ) -> list[Problem]:
-    """What is wrong with the addresses. Sends nothing; no URL of Slack is in what it says."""
-    problems = []
-    if webhook and not _is_url(webhook):
-        rule = "must be a URL that begins with http:// or https://"
-        problems.append(Problem("metrics.alert_webhook", "(not shown)", rule, "Give the whole URL."))
-    try:
-        url = slack_url(slack_file, environment)
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        rule = f"must be a file that can be read: {why}"
-        return [*problems, Problem("metrics.alert_slack_webhook_file", slack_file, rule, "See its path and mode.")]
-    if (url or slack_file) and not _is_url(url):
-        source = slack_file or SLACK_VARIABLE
-        rule = "must hold a URL that begins with https://"
-        problems.append(Problem("metrics.alert_slack_webhook_file", source, rule, "Put the URL alone into it."))
-    return problems
-
-
-def _is_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:
-        return False
