@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import structlog
 
 from services.metrics.tailing.followed import FollowedFile, Mark, Moment, mark_name
-from services.metrics.tailing.patterns import COMPRESSED, expand, is_related
-from services.metrics.tailing.records import LineReader, OnText
+from services.metrics.tailing.marks import MIN_CONTINUED_BYTES, Key, Marks, path_of_inode, related_paths
+from services.metrics.tailing.patterns import expand, is_related
+from services.metrics.tailing.records import OnText
 
 log = structlog.get_logger()
 
@@ -26,12 +27,8 @@ LINGER_S = 30.0
 """A file that was renamed away is read on for so long after its last line, once there is another in its place."""
 GONE_LINGER_S = 2.0
 """The same, for one that was removed."""
-MARK_DAYS = 30
-_MIN_CONTINUED_BYTES = 4096
 _COMPARED_BYTES = 64 * 1024
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
-
-Key = tuple[int, int]
 
 
 @dataclass
@@ -72,9 +69,7 @@ class Follower:
         self.files: dict[Key, FollowedFile] = {}
         self._patterns, self._run, self._is_own, self._on_text = patterns, run, is_own, on_text
         self._candidates: dict[Key, _Candidate] = {}
-        loaded = {name: Mark.load(body) for name, body in marks.items()}
-        self._marks = {(mark.dev, mark.ino): mark for mark in loaded.values() if mark is not None}
-        self._dropped: dict[str, None] = {name: None for name, mark in loaded.items() if mark is None}
+        self._marks = Marks(marks, run=run)
         self._is_first = True
         self._said: set[tuple[str, str]] = set()
         self._failed_until_s: dict[str, float] = {}
@@ -118,8 +113,8 @@ class Follower:
 
     def collect_marks(self, moment: Moment, batch: Batch) -> None:
         """Put the marks of what changed into a batch."""
-        batch.marks.update(self._dropped)
-        self._dropped.clear()
+        batch.marks.update(self._marks.dropped)
+        self._marks.dropped.clear()
         for file in self.files.values():
             if file.is_dirty:
                 batch.marks[mark_name(file.dev, file.ino)] = file.dump(moment)
@@ -161,7 +156,7 @@ class Follower:
 
     def _copy_of(self, file: FollowedFile, moment: Moment) -> FollowedFile | None:
         """A file beside it that begins with all that was read of it, and that is not followed."""
-        for path in _related_paths(file.path):
+        for path in related_paths(file.path):
             try:
                 ino = os.stat(path).st_ino
             except OSError:
@@ -205,12 +200,7 @@ class Follower:
 
     def _restore(self, file: FollowedFile, moment: Moment, batch: Batch) -> bool:
         """Go on where its mark, or that of the file that it took the place of, says."""
-        mark = self._marks.pop((file.dev, file.ino), None)
-        if mark is None:  # devices may be numbered anew when a machine starts
-            mark = next((m for m in self._marks.values() if (m.path, m.ino) == (file.path, file.ino)), None)
-            if mark is not None:
-                del self._marks[mark.dev, mark.ino]
-                self._dropped[mark.name] = None
+        mark = self._marks.take_of(file)
         if mark is None:
             return self._continues_another(file, moment)
         content = mark.content.find_in(file.fd)
@@ -218,23 +208,21 @@ class Follower:
             file.restore(mark, content, moment.mono_s)
             return True
         if not self._continue_in_copy(mark, moment):
-            batch.add(self._open_lines(mark))
+            batch.add(self._marks.open_lines(mark))
         return False
 
     def _continue_in_copy(self, mark: Mark, moment: Moment) -> bool:
         """The file was cut while nobody looked: the rest of what it had may be in a copy beside it."""
-        for path in _related_paths(mark.path):
+        for path in related_paths(mark.path):
             other = self._open(path, moment)
             if other is None:
                 continue
             key = (other.dev, other.ino)
-            stale = self._marks.get(key)  # of another file that had its inode, perhaps
-            is_known = stale is not None and stale.content.offset and stale.content.find_in(other.fd)
-            is_free = key not in self.files and key not in self._candidates and not is_known
+            is_free = key not in self.files and key not in self._candidates and not self._marks.is_of(other)
             content = mark.content.find_in(other.fd) if is_free else None
             if content is not None and content.begins(other.fd):
                 other.restore(mark, content, moment.mono_s)
-                self._marks.pop(key, None)
+                self._marks.discard(other)
                 self.files[key] = other
                 return True
             other.close()
@@ -244,49 +232,37 @@ class Follower:
         """A program that writes a file anew and renames it into place, with the old lines at its beginning."""
         for key, other in self.files.items():
             same_place = other.path == file.path and not other.is_attached
-            if same_place and other.content.offset >= _MIN_CONTINUED_BYTES and _begins(file, other):
+            if same_place and other.content.offset >= MIN_CONTINUED_BYTES and _begins(file, other):
                 file.take_over(other)
                 self._drop(key)
                 return True
-        for key, mark in self._marks.items():
-            least = _least_common(mark.path, file.path)
-            content = mark.content.find_in(file.fd) if least else None
-            if content is not None and content.offset >= least and content.begins(file.fd):
-                file.restore(mark, content, moment.mono_s)
-                del self._marks[key]
-                self._dropped[mark.name] = None
-                return True
-        return False
+        found = self._marks.take_gone(file)
+        if found is not None:
+            file.restore(*found, moment.mono_s)
+        return found is not None
 
     def _restore_missing(self, moment: Moment, batch: Batch) -> None:
-        """Files that were renamed to other names while nobody looked; forget marks that are old."""
-        for key, mark in list(self._marks.items()):
-            path = _path_of_inode(mark)
-            file = self._open(path, moment) if path and not path.endswith(COMPRESSED) else None
-            if file is not None and (content := mark.content.find_in(file.fd)) and key not in self.files:
+        """Files that were renamed to other names while nobody looked."""
+        for mark in self._marks.waiting():
+            path = path_of_inode(mark)
+            file = self._open(path, moment) if path else None
+            content = mark.content.find_in(file.fd) if file is not None else None
+            if file is not None and content is not None and (file.dev, file.ino) not in self.files:
                 file.restore(mark, content, moment.mono_s)
                 file.is_attached = False
-                self.files[key] = file
-                del self._marks[key]
+                self.files[file.dev, file.ino] = file
+                self._marks.discard(file)
                 continue
             if file is not None:
                 file.close()
-            if moment.now.timestamp() - mark.saved_s > MARK_DAYS * 86400:
-                self._dropped[mark.name] = None
-                del self._marks[key]
-            elif mark.open:
-                batch.add(self._open_lines(mark))
-                batch.marks[mark.name] = mark.without_open()
-
-    def _open_lines(self, mark: Mark) -> list[bytes]:
-        """The tracebacks that a mark holds, for a file that is no more."""
-        reader = LineReader(mark.path, self._run)
-        reader.joiner.load(mark.open, 0.0)
-        return reader.close_all()
+            bodies, kept = self._marks.give_up(mark, moment)
+            batch.add(bodies)
+            if kept is not None:
+                batch.marks[mark.name] = kept
 
     def _drop(self, key: Key) -> None:
         file = self.files.pop(key)
-        self._dropped[mark_name(*key)] = None
+        self._marks.dropped[mark_name(*key)] = None
         file.close()
 
     def _may_be_copy(self, file: FollowedFile) -> bool:
@@ -363,29 +339,3 @@ def _begins(file: FollowedFile, other: FollowedFile) -> bool:
         return other.seen.begins(file.fd)
     except OSError:
         return False
-
-
-def _least_common(original: str, path: str) -> int:
-    """Bytes that a file must begin with to be taken for the rest of one that is gone. 0: the names do not fit."""
-    if path == original:
-        return _MIN_CONTINUED_BYTES
-    folder, name = os.path.split(original)
-    return 1 if os.path.dirname(path) == folder and is_related(name, os.path.basename(path)) else 0
-
-
-def _related_paths(path: str) -> list[str]:
-    """What a rotation may have made of a file: names beside it that look like its own."""
-    folder, name = os.path.split(path)
-    try:
-        with os.scandir(folder) as entries:
-            return [e.path for e in entries if is_related(name, e.name) and not e.name.endswith(COMPRESSED)]
-    except OSError:
-        return []
-
-
-def _path_of_inode(mark: Mark) -> str:
-    try:
-        with os.scandir(os.path.dirname(mark.path)) as entries:
-            return next((e.path for e in entries if e.inode() == mark.ino and e.is_file(follow_symlinks=False)), "")
-    except OSError:
-        return ""

@@ -267,6 +267,19 @@ def test_file_that_may_not_be_read_for_a_while_goes_on_where_it_was(log: Path, m
     assert hand.look(pass_s=2.0) == ["2"]
 
 
+def test_traceback_of_a_file_that_is_back_later_comes_once(log: Path) -> None:
+    hand = Hand(log)
+    add(log, "Traceback (most recent call last):", '  File "x.py", line 1, in f')
+    hand.look()
+    hand.kill()
+    away = log.parent.parent / f"{log.parent.name}-away"
+    log.rename(away)
+    assert len(hand.look()) == 1
+    away.rename(log)
+    add(log, "after")
+    assert hand.look() == ["after"]
+
+
 def test_half_line_waits_for_its_end_and_comes_as_it_is_after_a_silence(log: Path) -> None:
     hand = Hand(log)
     add(log, "whole", "ha", end="")
