@@ -44,7 +44,7 @@ def log_line(record: Fields, received: str, style: Style, *, with_run: bool = Fa
     parts = [
         style(clock_of(moment(record, received)), "2"),
         style(NAMES[level].ljust(8), _COLOURS[level]),
-        style(clean(who).ljust(10), "36"),
+        style(clean(who).ljust(24 if with_run else 10), "36"),
         *head,
         *said,
         *([style(" ".join(rest), "2")] if rest else []),
@@ -66,8 +66,7 @@ def row_line(row: Fields, style: Style, *, with_run: bool = False) -> str:
     parts = [
         style(clock_of(moment({}, str(row.get("emitted", "")))), "2"),
         style("row".ljust(8), "34"),
-        style(clean(str(row.get("run", "-")) if with_run else where).ljust(10), "36"),
-        *([where] if with_run else []),
+        style(clean(f"{row.get('run', '-')}/{where}").ljust(24) if with_run else clean(where).ljust(10), "36"),
         *([f"({', '.join(marks)})"] if marks else []),
         *shown,
         *([f"and {more} more"] if more > 0 else []),

@@ -10,6 +10,7 @@ from pathlib import Path
 import orjson
 
 from furlong.cli.arguments import take_options
+from furlong.cli.sink_lines import sink_line
 from furlong.config import ConfigError
 from furlong.config.errors import Problem
 from furlong.launch.look import InstanceStatus, RunStatus, look_at
@@ -44,8 +45,13 @@ def status(arguments: Sequence[str]) -> int:
 
 def as_table(found: RunStatus, *, width: int | None) -> str:
     """For people. width: columns of their terminal; None: as wide as it needs to be."""
+    if not found.run:
+        return "\n".join(
+            [f"metrics service of no run in {found.run_dir}", *_table(found.instances, width), *_sinks(found)]
+        )
     watched = f"supervised by pid {found.supervised_by}" if found.supervised_by else "not supervised by `furlong up`"
     lines = [f"run {found.run} in {found.run_dir}, {watched}", *_table([*found.instances, *found.engines], width)]
+    lines += _sinks(found)
     done = ", with which the run is done" if found.is_done() else ""
     lines.append(f"last checkpoint: {_or_none(found.last_checkpoint, 'after rollout ')}{done}")
     if found.last_row is None:
@@ -53,6 +59,12 @@ def as_table(found: RunStatus, *, width: int | None) -> str:
     shown = [f"{key} {value:.4g}" for key in ROW_KEYS if isinstance(value := found.last_row.get(key), float)]
     lines.append("last row: " + ", ".join([f"rollout {found.last_row['step']}", *shown]))
     return "\n".join(lines)
+
+
+def _sinks(found: RunStatus) -> list[str]:
+    """One line a sink of the metrics service."""
+    told = [item.details.get("sinks", []) for item in found.instances]
+    return [sink_line(sink) for sinks in told if isinstance(sinks, list) for sink in sinks]
 
 
 def _table(items: Sequence[InstanceStatus], width: int | None) -> list[str]:
@@ -74,7 +86,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _cells(item: InstanceStatus) -> tuple[str, ...]:
-    says = " ".join(f"{key}={_flat(value)}" for key, value in item.details.items())
+    says = " ".join(f"{key}={_flat(value)}" for key, value in item.details.items() if key != "sinks")
     pid = str(item.pid or "-")
     return (item.instance, item.state, pid, _duration(item.uptime_s), item.grpc or "-", item.http or "-", says)
 

@@ -41,7 +41,9 @@ def closing_lines(config: RunConfig, run_dir: RunDir, ending: Ending, *, seconds
     fired = read_fired(run_dir.alerts, since_us=int((time.time() - seconds) * 1e6))
     if fired:
         facts.append(("alerts", f"{', '.join(map(_fired, fired))}; see {run_dir.alerts}"))
-    facts.append(("metrics", str(run_dir.metrics_rows) + ("" if rows else " (no rows yet)")))
+    own = str(run_dir.metrics_rows) + ("" if rows else " (no rows yet)")
+    shared = config.metrics.metrics_addr
+    facts.append(("metrics", f"with the service at {shared}, as run {config.run.name}" if shared else own))
     if config.metrics.use_wandb:
         facts.append(("wandb", _wandb(Path(config.metrics.wandb_dir or run_dir.root, "wandb"))))
     facts.append(("logs", str(run_dir.log("x").parent)))

@@ -10,6 +10,8 @@ from furlong.config.errors import ConfigError, Problem
 from furlong.config.sections import RunConfig, RunSection
 
 KNOBS = ("rollout_batch_size", "n_samples_per_prompt", "global_batch_size", "num_steps_per_rollout")
+OF_THE_SERVICE = ("use_wandb", "use_tensorboard", "mlflow_tracking_uri", "statsd_addr", "otlp_endpoint")
+OF_THE_SERVICE += ("metrics_webhook", "metrics_sink", "tail", "scrape")
 KNOB_RULE = "rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout"
 
 
@@ -208,10 +210,20 @@ def check_metrics(config: RunConfig) -> list[Problem]:
     if "/" in metrics.wandb_group or "/" in metrics.wandb_project:
         value = {"wandb_project": metrics.wandb_project, "wandb_group": metrics.wandb_group}
         return [Problem("metrics", value, "wandb project and group must not contain '/'")]
-    if metrics.metrics_addr and config.run.name == RunSection().name:
+    return _check_shared(config) if metrics.metrics_addr else []
+
+
+def _check_shared(config: RunConfig) -> list[Problem]:
+    """A run that ships to a metrics service of many runs."""
+    problems = []
+    if config.run.name == RunSection().name:
         rule = "must be a name of its own with --metrics-addr: runs of one name in one service would be taken for one"
-        return [Problem("run.name", config.run.name, rule, "Give --name.")]
-    return []
+        problems.append(Problem("run.name", config.run.name, rule, "Give --name."))
+    for name in OF_THE_SERVICE:
+        if value := getattr(config.metrics, name):
+            rule = "has no effect with --metrics-addr: the service there has sinks and files of its own"
+            problems.append(Problem(f"metrics.{name}", value, rule, f"Give --{_kebab(name)} to that service."))
+    return problems
 
 
 def is_loopback(host: str) -> bool:

@@ -43,6 +43,7 @@ class RunStatus:
     """A run, as seen now."""
 
     run: str
+    """Empty: it is a metrics service alone."""
     run_dir: str
     supervised_by: int | None
     """Pid of the `furlong up` that watches it; None: nothing does."""
@@ -67,6 +68,8 @@ class RunStatus:
 def look_at(run_dir: RunDir) -> RunStatus:
     """Gather everything. Raises ConfigError when there is no run in the directory."""
     if not run_dir.config.is_file():
+        if run_dir.metrics_store.is_dir():
+            return _look_at_alone(run_dir)
         rule = "must be a run directory: it holds no config.toml"
         raise ConfigError([Problem("--run-dir", str(run_dir.root), rule, "Give the --run-dir of `furlong up`.")])
     config = load_resolved(run_dir.config)
@@ -86,6 +89,13 @@ def look_at(run_dir: RunDir) -> RunStatus:
         num_rollout=config.run.num_rollout,
         last_row={"step": rows[-1].step, **rows[-1].values} if rows else None,
     )
+
+
+def _look_at_alone(run_dir: RunDir) -> RunStatus:
+    """A metrics service that belongs to no run."""
+    plan = ChildPlan("metrics", "metrics", (), {})
+    instance = _look_at_instance(plan, addresses.find(run_dir, "metrics"), None, "starting")
+    return RunStatus("", str(run_dir.root), None, [instance], [], None, 0, None)
 
 
 def _look_at_instance(plan: ChildPlan, entry: Address | None, started: Started | None, unready: str) -> InstanceStatus:
@@ -129,7 +139,17 @@ def _ask_metrics(address: str) -> dict[str, object]:
     with channel(address) as to_metrics:
         stub = metrics_pb2_grpc.MetricsStub(to_metrics)
         answer = stub.GetStatus(metrics_pb2.GetMetricsStatusRequest(), timeout=CALL_TIMEOUT_S)
-    sinks = {sink.name: sink.state for sink in answer.sinks}
+    sinks = [
+        {
+            "name": sink.name,
+            "state": sink.state,
+            "num_rows_behind": sink.num_rows_behind,
+            "seconds_behind": round(sink.seconds_behind, 1),
+            "last_error": sink.last_error,
+            "num_rows_refused": sink.num_rows_refused,
+        }
+        for sink in answer.sinks
+    ]
     return {"num_records": answer.num_records, "num_rows": answer.num_rows, "sinks": sinks}
 
 

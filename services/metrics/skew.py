@@ -36,13 +36,15 @@ class Skew:
             odd = list(records)
         odd = [record for record in odd if not _is_near(record.get("ts"), now_us)] if odd else odd
         if odd:
-            self._found(len(odd), odd[0].get("ts"), producer)
+            said = [record["ts"] for record in odd if record.get("ts") is not None]
+            self._found(len(odd), said[0] if said else None, producer)
 
     def _found(self, number: int, example: object, producer: str) -> None:
+        """example: a time that cannot be right. None: they only lack one, which needs no warning."""
         self._counts.num_skewed += number
-        if producer not in self._warned and len(self._warned) < MAX_WARNED_PRODUCERS:
+        if example is not None and producer not in self._warned and len(self._warned) < MAX_WARNED_PRODUCERS:
             self._warned.add(producer)
-            log.warning("records_skewed", producer=producer, ts=repr(example)[:60])
+            log.warning("records_skewed", producer=producer, given=repr(example)[:60])
 
 
 def _is_near(ts: object, now_us: int) -> bool:

@@ -26,7 +26,7 @@ def test_line_of_ours() -> None:
 @pytest.mark.parametrize("key", ["message", "msg", "log", "text"])
 def test_line_of_others(key: str) -> None:
     line = log_line({key: "hello there\n", "level": "WARN"}, WHEN, PLAIN, with_run=True)
-    assert line == "17:03:41.123 warning  -/-        hello there"
+    assert line == f"17:03:41.123 warning  {'-/-':24} hello there"
 
 
 def test_tailed_line_is_its_text() -> None:

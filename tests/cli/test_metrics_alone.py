@@ -126,5 +126,10 @@ def test_runs_of_furlong_and_of_others_are_told_apart(alone: Alone, tmp_path: Pa
 
 
 def test_run_of_the_default_name_is_refused_with_a_shared_service(tmp_path: Path) -> None:
-    done = furlong("config", "--metrics-addr", "127.0.0.1:1", "--hf-checkpoint", "x")
-    assert done.returncode == 2 and "run.name" in done.stderr
+    done = furlong("config", "--metrics-addr", "127.0.0.1:1", "--hf-checkpoint", "x", "--use-wandb")
+    assert done.returncode == 2 and "run.name" in done.stderr and "metrics.use_wandb" in done.stderr
+
+
+def test_status_shows_a_service_of_no_run(alone: Alone) -> None:
+    done = furlong("status", "--run-dir", str(alone.folder))
+    assert done.returncode == 0 and "of no run" in done.stdout and alone.http in done.stdout
