@@ -5,6 +5,7 @@ Every thread has a read-only connection of its own, so that no question waits fo
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -60,15 +61,26 @@ class Queries:
                 raise NoStore(f"the store cannot be read now: {error}") from error
 
     def _once(self, question: Callable[[StoreReader], Result]) -> Result:
-        reader = getattr(self._mine, "reader", None)
-        if reader is None:
-            reader = self._mine.reader = StoreReader(self._path)
+        reader, file = getattr(self._mine, "reader", None), self._file()
+        if reader is None or file != self._mine.file:  # a damaged store was set aside: ours is the old file
+            self._forget()
+            reader, self._mine.file = StoreReader(self._path), file
+            self._mine.reader = reader
         reader.limit(self._limit_s)
         return question(reader)
 
+    def _file(self) -> tuple[int, int]:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return (0, 0)
+        return (found.st_dev, found.st_ino)
+
     def _forget(self) -> None:
-        with contextlib.suppress(sqlite3.Error):
-            self._mine.reader.close()
+        reader = getattr(self._mine, "reader", None)
+        if reader is not None:
+            with contextlib.suppress(sqlite3.Error):
+                reader.close()
         self._mine.reader = None
 
 
