@@ -63,6 +63,19 @@ class MetricsClient:
         finally:
             connection.close()
 
+    def send(self, method: str, path: str, params: Params | None = None, body: object = None) -> Any:  # Any: JSON
+        """Ask for a change: POST or DELETE; the answer, None when it is empty. Not tried again."""
+        connection = self._connect(ANSWER_S)
+        content = None if body is None else orjson.dumps(body)
+        headers = {} if content is None else {"Content-Type": "application/json"}
+        try:
+            said = self._answer(connection, path, params or {}, headers, method=method, body=content).read()
+            return orjson.loads(said) if said else None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise Unreachable(f"{self.url} does not answer: {error}") from error
+        finally:
+            connection.close()
+
     def live(self, params: Params, place: str | None) -> Iterator[LiveEvent]:
         """What comes, from a place on. Raises Unreachable when the stream ends, whatever ended it."""
         connection = self._connect(SILENCE_S)
@@ -97,13 +110,20 @@ class MetricsClient:
         return connection
 
     def _answer(
-        self, connection: http.client.HTTPConnection, path: str, params: Params, headers: Mapping[str, str]
+        self,
+        connection: http.client.HTTPConnection,
+        path: str,
+        params: Params,
+        headers: Mapping[str, str],
+        *,
+        method: str = "GET",
+        body: bytes | None = None,
     ) -> http.client.HTTPResponse:
         given = {key: str(value).lower() if isinstance(value, bool) else value for key, value in params.items()}
         query = urlencode({key: value for key, value in given.items() if value is not None}, doseq=True)
-        connection.request("GET", f"{path}?{query}" if query else path, headers=dict(headers))
+        connection.request(method, f"{path}?{query}" if query else path, body=body, headers=dict(headers))
         answer = connection.getresponse()
-        if answer.status == 200:
+        if 200 <= answer.status < 300:
             return answer
         try:
             said = orjson.loads(answer.read())

@@ -22,6 +22,7 @@ Look
   tail      log lines, rows and alerts of all services, live, with filters
   query     how a key went over the steps: furlong query train/loss --run-dir runs/short
   alerts    which red flags fired, and which still do
+  sinks     where the rows go and how far each place is; add and remove one while the service runs
 
 Run one service by hand, or under systemd
   metrics   takes in every log line and number, and hands rows to files, wandb and dashboards; with --port P and no
@@ -47,7 +48,7 @@ Flags win over the file, the file over the defaults. Exit codes: 0 done, 1 crash
 """
 
 Command = Callable[[Sequence[str]], int]
-LOOKING = ("up", "config", "status", "tail", "query", "alerts")
+LOOKING = ("up", "config", "status", "tail", "query", "alerts", "sinks")
 SERVICES = ("metrics", "router", "rollout", "trainer")
 
 
@@ -91,6 +92,10 @@ def _find(name: str) -> Command | None:
         from furlong.cli.alerts import alerts
 
         return alerts
+    if name == "sinks":
+        from furlong.cli.sinks import sinks
+
+        return sinks
     if name in SERVICES:
         from furlong.cli.one_service import run_service
 
