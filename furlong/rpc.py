@@ -84,15 +84,21 @@ class Server:
 
 
 async def start_server(
-    register: Callable[[grpc.aio.Server], None], *, names: Sequence[str], host: str, port: int = 0
+    register: Callable[[grpc.aio.Server], None],
+    *,
+    names: Sequence[str],
+    host: str,
+    port: int = 0,
+    options: Sequence[tuple[str, Any]] = (),
 ) -> Server:
     """Listen on host:port (0: a free one) and answer; health says NOT_SERVING.
 
     register: adds the servicers, for example `lambda server: add_RouterServicer_to_server(servicer, server)`.
     names: full service names, for health and reflection: ("furlong.v1.Router",).
+    options: of gRPC, instead of those of SERVER_OPTIONS with the same names.
     Raises PortTaken naming the address.
     """
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = grpc.aio.server(options=list({**dict(SERVER_OPTIONS), **dict(options)}.items()))
     register(server)
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)

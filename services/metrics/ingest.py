@@ -16,6 +16,13 @@ from services.metrics.writer import Writer
 
 SERVICE_NAME = "furlong.v1.Metrics"
 MAX_FLUSH_S = 60.0
+MAX_BATCH_BYTES = 24 * 1024 * 1024
+"""Of one message. Our own producers send 1 MiB, or one record of 4; many streams with larger ones would need more
+memory than the service may have."""
+SERVER_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_BATCH_BYTES),
+    ("grpc.http2.bdp_probe", 0),  # else each stream may buffer megabytes before it is read
+]
 
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: the messages are fixed by the method
 

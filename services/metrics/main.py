@@ -8,11 +8,13 @@ from contextlib import AbstractAsyncContextManager
 from furlong import addresses
 from furlong.config import RunConfig
 from furlong.service import ServiceContext, run_async
+from services.metrics.memory import give_large_blocks_back
 from services.metrics.parts import running
 
 
 def main(config: RunConfig, *, rank: int, foreground: bool, alone: bool = False) -> int:
     """Run the metrics service until it is asked to stop; the exit code. alone: of many runs, and of none."""
+    give_large_blocks_back()
     return run_async(config, service="metrics", foreground=foreground, serve=_serve(alone=alone), alone=alone)
 
 

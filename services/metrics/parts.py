@@ -25,7 +25,7 @@ from services.metrics.collector import collect_for_ever
 from services.metrics.feed import Feed
 from services.metrics.http.app import make_app
 from services.metrics.http.server import serve_http
-from services.metrics.ingest import SERVICE_NAME, MetricsServicer
+from services.metrics.ingest import SERVER_OPTIONS, SERVICE_NAME, MetricsServicer
 from services.metrics.inspection import inspect
 from services.metrics.lock import StoreLock
 from services.metrics.needs import tell_needs
@@ -199,6 +199,7 @@ async def _grpc(parts: Parts, servicer: MetricsServicer) -> AsyncGenerator[None]
         names=[SERVICE_NAME],
         host=context.config.run.host,
         port=context.config.metrics.metrics_grpc_port,
+        options=SERVER_OPTIONS,
     )
     addresses.publish(context.run_dir, context.instance, grpc=server.address, http=servicer.http)
     await server.set_serving(serving=True)

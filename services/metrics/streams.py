@@ -36,10 +36,11 @@ Context = grpc.aio.ServicerContext[Any, Any]  # Any: the messages are fixed by t
 class _Waiting:
     """A batch on its way to the disk."""
 
-    __slots__ = ("batch", "done", "size_bytes", "stream")
+    __slots__ = ("done", "size_bytes", "source", "stream")
 
     def __init__(self, stream: "IngestStream", batch: RecordsIn, size_bytes: int) -> None:
-        self.stream, self.batch, self.size_bytes = stream, batch, size_bytes
+        self.stream, self.size_bytes = stream, size_bytes
+        self.source = (batch.producer, batch.incarnation)
         self.done: Future[Taken] | None = None
 
 
@@ -142,29 +143,22 @@ class IngestStream:
                     await self._context.abort(
                         grpc.StatusCode.RESOURCE_EXHAUSTED, "too much waits to be stored: hold it"
                     )
-                batch = await self._parse(raw, size)
-                del raw  # while the next one is awaited, nothing of this one is held here
+                message, problem = _parse(raw)
+                del raw  # here and below: a large batch is held as few times as can be
+                if problem:
+                    self._intake.give_back(size)
+                    await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+                bodies = tuple(message.records)
+                batch = RecordsIn(message.producer, message.incarnation, message.first_sequence, bodies)
+                del message
                 self._waiting.append(self._intake.submit(self, batch, size))
-                del batch
+                del batch, bodies
                 while len(self._waiting) >= WINDOW_BATCHES:
                     self._has_room.clear()
                     await self._has_room.wait()
         finally:
             self._ended = True
             self._changed.set()
-
-    async def _parse(self, raw: bytes, size_bytes: int) -> RecordsIn:
-        """The batch; ends the stream when it is none. It has room, which is given back then."""
-        message = metrics_pb2.RecordBatch()
-        try:
-            message.ParseFromString(raw)
-            problem = _problem(message)
-        except DecodeError as error:
-            problem = f"not a RecordBatch: {error}"
-        if problem:
-            self._intake.give_back(size_bytes)
-            await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
-        return RecordsIn(message.producer, message.incarnation, message.first_sequence, tuple(message.records))
 
     async def _acknowledge_all(self) -> None:
         while self._waiting or not self._ended:
@@ -176,11 +170,11 @@ class IngestStream:
 
     async def _acknowledge(self) -> None:
         """All batches of the foremost producer that are stored, with one message."""
-        first = self._waiting[0].batch
+        producer, incarnation = source = self._waiting[0].source
         through, num_refused, refusal = 0, 0, ""
         while self._waiting and _is_done(self._waiting[0]):
             waiting = self._waiting[0]
-            if (waiting.batch.producer, waiting.batch.incarnation) != (first.producer, first.incarnation):
+            if waiting.source != source:
                 break
             self._waiting.popleft()
             self._intake.give_back(waiting.size_bytes)
@@ -188,12 +182,12 @@ class IngestStream:
             through, num_refused = taken.through_sequence, num_refused + taken.num_refused
             refusal = refusal or taken.first_refusal
             if taken.num_refused:
-                self._intake.warn(first.producer, taken)
+                self._intake.warn(producer, taken)
         self._has_room.set()
         await self._context.write(
             metrics_pb2.IngestAck(
-                producer=first.producer,
-                incarnation=first.incarnation,
+                producer=producer,
+                incarnation=incarnation,
                 through_sequence=through,
                 num_refused=num_refused,
                 first_refusal=refusal,
@@ -253,6 +247,16 @@ class _Room:
 
 def _is_done(waiting: _Waiting) -> bool:
     return waiting.done is not None and waiting.done.done()
+
+
+def _parse(raw: bytes) -> tuple[metrics_pb2.RecordBatch, str]:
+    """A batch, and what is wrong with it."""
+    message = metrics_pb2.RecordBatch()
+    try:
+        message.ParseFromString(raw)
+    except DecodeError as error:
+        return message, f"not a RecordBatch: {error}"
+    return message, _problem(message)
 
 
 def _problem(batch: metrics_pb2.RecordBatch) -> str:

@@ -161,6 +161,7 @@ class Writer(threading.Thread):
             while not closing:
                 jobs, closing = self._gather()
                 self._commit(jobs)
+                jobs.clear()  # while more is waited for, nothing of these is held here
                 self._retain()
             self._connection.close()
         except BaseException as error:
