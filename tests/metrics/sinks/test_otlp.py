@@ -99,7 +99,7 @@ def test_what_is_refused_for_good_is_found_by_halving_and_counted(make: Make) ->
         assert refused_by(service, "otlp_logs") == 0
 
 
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("status", [429, pytest.param(503, marks=pytest.mark.slow)])
 def test_collector_that_is_busy_is_asked_again_when_it_says(make: Make, status: int) -> None:
     busy = [True]
     with receiving(lambda request: Reply(status, {"Retry-After": "1"}) if busy else Reply()) as receiver:
