@@ -31,6 +31,7 @@ from services.metrics.lock import StoreLock
 from services.metrics.needs import tell_needs
 from services.metrics.prometheus import route as prometheus
 from services.metrics.queries import Queries
+from services.metrics.room import is_there_but_locked
 from services.metrics.rows import RowReader
 from services.metrics.sinks.flags import specs_of
 from services.metrics.sinks.manager import SinkManager
@@ -41,6 +42,7 @@ from services.metrics.writer import Committed, Writer
 log = structlog.get_logger()
 
 STORE_NAME = "metrics.db"
+OPEN_AGAIN_S = 0.5
 
 
 @dataclass
@@ -111,20 +113,7 @@ async def _store(context: ServiceContext, *, alone: bool) -> AsyncGenerator[Part
     bell = Bell(lambda: [act() for act in on_rows])
     with StoreLock(folder):
         path = folder / STORE_NAME
-        try:
-            writer = Writer(
-                path,
-                row_timeout_s=context.config.metrics.metrics_row_timeout_s,
-                secrets=logs.secrets(),
-                min_free_bytes=context.config.metrics.metrics_min_free_bytes,
-                max_age_s=context.config.metrics.metrics_retention_days * 86_400,
-                max_bytes=context.config.metrics.metrics_retention_bytes,
-                on_commit=lambda committed: _tell(committed, on_commit, bell),
-                on_death=lambda reason: context.stop.request(reason, code=ExitCode.CRASHED),
-            )
-        except (NewerSchema, OSError) as error:
-            rule = f"must hold a usable store: {error}"
-            raise ConfigError([Problem("run.run_dir", str(context.run_dir.root), rule)]) from error
+        writer = await _open_writer(context, path, lambda committed: _tell(committed, on_commit, bell))
         writer.start()
         reader = RowReader(path)
         try:
@@ -210,6 +199,35 @@ async def _grpc(parts: Parts, servicer: MetricsServicer) -> AsyncGenerator[None]
         await asyncio.to_thread(context.telemetry.flush, 1.0)
         servicer.stop()
         await server.drain(2.0)
+
+
+async def _open_writer(context: ServiceContext, path: Path, on_commit: Callable[[Committed], None]) -> Writer:
+    """On a disk that is full or read-only it waits, and says so: meanwhile producers keep what they have.
+
+    Raises ConfigError when the store cannot be used for another reason.
+    """
+    config = context.config.metrics
+    said = False
+    while True:
+        try:
+            return Writer(
+                path,
+                row_timeout_s=config.metrics_row_timeout_s,
+                secrets=logs.secrets(),
+                min_free_bytes=config.metrics_min_free_bytes,
+                max_age_s=config.metrics_retention_days * 86_400,
+                max_bytes=config.metrics_retention_bytes,
+                on_commit=on_commit,
+                on_death=lambda reason: context.stop.request(reason, code=ExitCode.CRASHED),
+            )
+        except (NewerSchema, OSError) as error:
+            if isinstance(error, NewerSchema) or not is_there_but_locked(path):
+                rule = f"must hold a usable store: {error}"
+                raise ConfigError([Problem("run.run_dir", str(context.run_dir.root), rule)]) from error
+            if not said:
+                log.warning("metrics_store_waits_for_disk", error=str(error))
+            said = True
+            await asyncio.sleep(OPEN_AGAIN_S)
 
 
 def _tell(committed: Committed, on_commit: Sequence[Callable[[Committed], object]], bell: Bell) -> None:

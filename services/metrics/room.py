@@ -9,6 +9,8 @@ import structlog
 log = structlog.get_logger()
 
 CHECK_S = 0.1
+NOTHING_BYTES = 1024 * 1024
+"""With less than so much free a disk counts as full."""
 ENOUGH = 1.25
 """Records are taken again when this many times the reserve is free: no flapping at the edge."""
 
@@ -46,3 +48,17 @@ class Room:
         elif self.short and free > reserve * ENOUGH:
             log.info("metrics_disk_has_room", free_bytes=free)
             self.short = ""
+
+
+def cannot_be_written(folder: Path) -> bool:
+    """Whether the disk is full, or mounted to be read only."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return True
+    return bool(disk.f_flag & os.ST_RDONLY) or disk.f_bavail * disk.f_frsize < NOTHING_BYTES
+
+
+def is_there_but_locked(path: Path) -> bool:
+    """Whether a store exists, on a disk that cannot be written now."""
+    return path.exists() and cannot_be_written(path.parent)

@@ -23,7 +23,7 @@ from services.metrics.committimes import CommitTimes
 from services.metrics.counts import Counts
 from services.metrics.intake import Intake, Record, RecordsIn, Taken, put_mark
 from services.metrics.retention import Retention
-from services.metrics.room import Room
+from services.metrics.room import Room, cannot_be_written
 from services.metrics.rows import Row, StoredBatch
 from services.metrics.rowstore import RowStore
 from services.metrics.runs import Runs
@@ -35,6 +35,7 @@ Result = TypeVar("Result")
 MAX_GROUP_JOBS = 64
 MAX_GROUP_BYTES = 16 * 1024 * 1024
 TICK_S = 0.25
+UNREADABLE_AFTER_S = 60.0
 
 
 class StoreFailed(Exception):
@@ -92,6 +93,7 @@ class Writer(threading.Thread):
         self._room = Room(path.parent, min_free_bytes)
         self.retention = Retention(self.counts, max_age_s=max_age_s, max_bytes=max_bytes)
         self._closed_for = ""
+        self._failing_since = 0.0
         self._open()
 
     @property
@@ -278,6 +280,7 @@ class Writer(threading.Thread):
 
     def _failed(self, jobs: list[_Job], error: Exception) -> None:
         if not self.failing:
+            self._failing_since = time.monotonic()
             log.error("metrics_store_failing", error=repr(error), exc_info=error)
         self.failing = repr(error)
         try:
@@ -286,7 +289,7 @@ class Writer(threading.Thread):
             self.rows.forget()
             self.intake.forget()
             self.runs.forget()
-            if isinstance(error, sqlite3.DatabaseError) and salvage.is_damage(error):
+            if isinstance(error, sqlite3.DatabaseError) and (salvage.is_damage(error) or self._is_unreadable(error)):
                 self._connection.close()
                 self._closed_for = str(error)
             if self._closed_for:
@@ -297,6 +300,11 @@ class Writer(threading.Thread):
         for job in jobs:
             job.done.set_exception(StoreFailed(repr(error)))
         time.sleep(TICK_S)  # producers wait, and send again
+
+    def _is_unreadable(self, error: sqlite3.DatabaseError) -> bool:
+        """Whether the file has failed for so long, on a disk that is well otherwise, that it is given up."""
+        lasts = time.monotonic() - self._failing_since > UNREADABLE_AFTER_S
+        return lasts and "disk I/O error" in str(error) and not cannot_be_written(self._path.parent)
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,18 @@ class MetricsProcess:
 
     def start(self) -> "MetricsProcess":
         """Start it and wait until it is SERVING."""
+        return self.begin().wait_serving()
+
+    def begin(self) -> "MetricsProcess":
+        """Start it."""
         command = [sys.executable, "-m", "tests.metrics.serve", str(self._config_path)]
         with (self.run_dir.root / "stderr").open("ab") as stderr:
             self.process = subprocess.Popen(command, env=self._environment, stderr=stderr, cwd=Path.cwd())
+        return self
+
+    def wait_serving(self) -> "MetricsProcess":
+        """Wait until it is SERVING. Fails with what it said when it ended."""
+        assert self.process is not None
         until(lambda: self.process and (self.process.poll() is not None or self._serves()), "the service SERVING")
         assert self.process.poll() is None, (self.run_dir.root / "stderr").read_text()
         return self
