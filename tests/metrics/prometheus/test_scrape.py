@@ -45,6 +45,13 @@ def test_scrape_says_values_and_health(make: Make) -> None:
     assert set(found) == set(scrape(service, **{"Accept-Encoding": "gzip"}))
 
 
+def test_alert_that_fires_is_shown(make: Make) -> None:
+    service = make().start()
+    send(service, batch([part(1, {"train/loss": ["last", "NaN"]})]))
+    until(lambda: ("furlong_alert_firing", "r") in scrape(service), "the alert")
+    assert scrape(service)["furlong_alert_firing", "r"] == 1
+
+
 def test_scrape_follows_rows_and_survives_a_restart(make: Make) -> None:
     service = make().start()
     for step in (1, 2):

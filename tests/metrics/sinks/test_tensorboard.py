@@ -79,14 +79,18 @@ def test_resume_behind_the_last_step_is_one_curve_in_tensorboard(make: Make) -> 
     service.kill()
     service.start()
     send(service, batch(losses(100, 200, 2), first=152))
+    late = [part(n, {"train/late": ["last", n]}, part="late") for n in (60, 50)]  # the second goes behind the first
+    send(service, batch(late, producer="r/late"))
     service.flush()
     service.stop()
     curve = [(n, 1000.0 + n if n < 100 else 2000.0 + n) for n in range(201)]
-    assert by_tensorboard(folder_of(service)) == {"r/train/train/loss": curve}
+    found = {"r/train/train/loss": curve, "r/train/train/late": [(50, 50.0), (60, 60.0)]}
+    assert by_tensorboard(folder_of(service)) == found
     with tensorboard_serving(folder_of(service)) as ask:
         until(lambda: "r/train" in ask("data/plugin/scalars/tags"), "the run in TensorBoard")
-        shown = ask("data/plugin/scalars/scalars", run="r/train", tag="train/loss")
-        assert [(step, value) for _, step, value in shown] == curve
+        for tag in ("train/loss", "train/late"):
+            shown = ask("data/plugin/scalars/scalars", run="r/train", tag=tag)
+            assert [(step, value) for _, step, value in shown] == found[f"r/train/{tag}"]
 
 
 @contextmanager
