@@ -27,13 +27,13 @@ from services.metrics.writer import StoreFailed, Writer
 
 log = structlog.get_logger()
 
-SLICE_ROWS = 64
+SLICE_ROWS = 32
 """Rows that are judged before the event loop gets another turn."""
 TICK_S = 1.0
 SAVE_S = 1.0
 """How long the cursor may lag behind what was judged; after a kill that is judged again, to the same end."""
 MAX_RECORDS = 100_000
-MAX_WARM_RUNS = 128
+MAX_WARM_RUNS = 48
 MAX_PENDING = 10_000
 CLOSE_S = 3.0
 

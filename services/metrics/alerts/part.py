@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,9 @@ import orjson
 from furlong.alertrules import choose_rules
 from furlong.alertrules.webhook_urls import check_webhooks, slack_url
 from furlong.config import ConfigError
-from services.metrics.alerts.alert import Alert
+from services.metrics.alerts.alert import Alert, State
 from services.metrics.alerts.core import SinkFacts
-from services.metrics.alerts.delivery import Delivery, FunctionTarget, Target
+from services.metrics.alerts.delivery import Delivery, FunctionTarget, NotWanted, Target
 from services.metrics.alerts.engine import AlertEngine
 from services.metrics.alerts.targets import FileTarget, LogTarget
 from services.metrics.alerts.watching import AlertStreams
@@ -21,6 +22,8 @@ from services.metrics.alerts.webhooks import Webhook
 if TYPE_CHECKING:
     from services.metrics.parts import Parts
 
+OLD_S = 900.0
+"""An alert that wandb did not take for so long is given up there."""
 CLOSE_S = 3.0
 """How long targets may take to be given the last alerts."""
 
@@ -89,7 +92,17 @@ def _targets(parts: "Parts") -> list[Target]:
 
 
 async def _to_wandb(parts: "Parts", alert: Alert) -> None:
-    """To each wandb sink that shows this run. Raises what it raises, to be tried again."""
-    for task in parts.sinks:
-        if task.kind == "wandb" and hasattr(task.sink, "alert"):
-            await task.sink.alert(alert)
+    """To the wandb sink of its run, if there is one; wandb knows no end of an alert.
+
+    What fails is tried again; what is old by then is given up, so that one run's wandb does not hold up another's.
+    """
+    if alert.state is not State.FIRING:
+        return
+    try:
+        for task in parts.sinks:
+            if task.kind == "wandb" and hasattr(task.sink, "alert"):
+                await task.sink.alert(alert)
+    except Exception as error:  # whatever a sink raises
+        if time.time() - alert.at_us / 1e6 > OLD_S:
+            raise NotWanted(f"not taken within {OLD_S:g} s: {error!r}") from error
+        raise
