@@ -11,10 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
@@ -292,7 +292,10 @@ def router(writer: Writer, is_ready: Callable[[], bool]) -> APIRouter:
             503: {"description": "The store cannot be written: send again after Retry-After."},
         },
     )
-    async def records(request: Request, run: str | None = None) -> JSONResponse:
+    async def records(
+        request: Request,
+        run: Annotated[str | None, Query(description="The run of records that name none.", examples=["mine"])] = None,
+    ) -> JSONResponse:
         """Each record is a JSON object. `run` names its run; one without gets `?run=`, the header X-Furlong-Run, or
         "default". The answer comes when they are on disk, and says how many were taken, which were refused and why.
 
