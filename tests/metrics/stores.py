@@ -22,9 +22,8 @@ class Store:
     def __init__(self, path: Path, **options: Any) -> None:
         self.path = path
         self.deaths: list[str] = []
-        self.writer = Writer(
-            path, secrets=Secrets(), on_death=self.deaths.append, **{"row_timeout_s": 3600.0, **options}
-        )
+        options = {"row_timeout_s": 3600.0, **options}
+        self.writer = Writer(path, secrets=Secrets(), on_death=self.deaths.append, **options)
         self.writer.start()
         self.reader = RowReader(path)
         self._next: dict[tuple[str, int], int] = {}

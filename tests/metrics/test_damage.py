@@ -12,7 +12,7 @@ from tests.metrics.running import part
 from tests.metrics.stores import Store, ask, line, store
 
 NUM_STEPS = 400
-VALUES = {f"train/key_{n}": ["sum", n] for n in range(40)}
+VALUES: dict[str, object] = {f"train/key_{n}": ["sum", n] for n in range(40)}
 
 
 def fill(path: Path) -> list[bytes]:
