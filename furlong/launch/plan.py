@@ -1,6 +1,6 @@
 """What `furlong up` starts: for each instance its command, its environment, and what becomes of its output. Pure.
 
-A secret goes only to the service that needs it: WANDB_* variables reach the metrics service alone.
+A secret goes only to the service that needs it: WANDB_* variables and Slack's URL reach the metrics service alone.
 """
 
 import sys
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from furlong.config import RunConfig
 
-WANDB_PREFIX = "WANDB_"
+METRICS_ONLY = ("WANDB_", "FURLONG_SLACK_WEBHOOK_URL")
 # wandb's own channel between a parent and its children: a child that inherits it finds its run "in use".
 NEVER_PASSED = ("WANDB_SERVICE",)
 DEFAULTS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -79,6 +79,6 @@ def child_environment(service: str, environment: Mapping[str, str]) -> dict[str,
     passed = {
         name: value
         for name, value in environment.items()
-        if name not in NEVER_PASSED and (service == "metrics" or not name.startswith(WANDB_PREFIX))
+        if name not in NEVER_PASSED and (service == "metrics" or not name.startswith(METRICS_ONLY))
     }
     return {**DEFAULTS, **passed, **ALWAYS}

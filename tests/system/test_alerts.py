@@ -35,27 +35,43 @@ def told(run_dir: RunDir) -> list[tuple[str, str, int]]:
     return [(alert["rule"], alert["state"], alert["attempt"]) for alert in alerts(run_dir)]
 
 
-def test_a_halt_is_told_saved_and_its_code_is_true_and_the_next_start_is_not_halted_by_it(
-    start: Start, tmp_path: Path
-) -> None:
-    named = ("--alert-rules", rules(tmp_path), "--num-rollout", "400", "--save-interval", "0")
-    up = start(*named, "--halt-on", "any_reward")
+def test_a_halt_is_told_and_saved_and_its_code_is_true(start: Start, tmp_path: Path) -> None:
+    up = start("--alert-rules", rules(tmp_path), *LONG, "--halt-on", "any_reward")
     assert up.end() == ExitCode.HALTED, up.told()
     assert "[alert] warning any_reward | rollout/step 0: rollout/raw_reward is" in up.stdout
     assert "the run stops for it (--halt-on any_reward)" in up.stdout and "stopped for an alert" in up.stdout
     assert "any_reward (warning" in up.stdout and "go on with" in up.stdout and up.stderr == ""
-    checkpoint = newest_checkpoint(up.run_dir)
-    assert checkpoint is not None and told(up.run_dir) == [("any_reward", "firing", 1)]
-    again = start(*named[2:], "--disable-alerts", "reward_constant", "--halt-on", "reward_collapsed")
-    again.wait_for(f"iter {checkpoint.rollout_id + 3}/400").send(signal.SIGINT)
+    assert newest_checkpoint(up.run_dir) is not None and ("any_reward", "firing", 1) in told(up.run_dir)
+
+
+@pytest.mark.slow
+def test_the_next_start_is_not_halted_by_what_fired_before(start: Start, tmp_path: Path) -> None:
+    when = '[rules.first]\nkey = "rollout/weight_version/min"\nwhen = "below"\nvalue = 1\nresolve_rows = 100'
+    flags = ("--alert-rules", rules(tmp_path, when), *LONG, "--halt-on", "first")
+    assert start(*flags).end() == ExitCode.HALTED
+    again = start(*flags)
+    again.wait_for("iter 20/400").send(signal.SIGINT)
     assert again.end() == ExitCode.DRAINED, again.told()
-    assert ("any_reward", "resolved", 1) in told(again.run_dir)
+    assert [one for one in told(again.run_dir) if one[0] == "first"] == [
+        ("first", "firing", 1),
+        ("first", "resolved", 1),
+    ]
 
 
 @pytest.mark.slow
 def test_a_run_that_diverges_is_halted_as_such_and_saves_nothing_more(start: Start) -> None:
-    flags = ("--lr", "0.5", "--clip-grad", "1e9", "--num-rollout", "400", "--save-interval", "0")
-    up = start(*flags, "--halt-on", "entropy_collapse", "reward_constant", "reward_collapsed", "loss_nonfinite")
+    up = start(
+        "--lr",
+        "0.5",
+        "--clip-grad",
+        "1e9",
+        *LONG,
+        "--halt-on",
+        "entropy_collapse",
+        "reward_constant",
+        "reward_collapsed",
+        "loss_nonfinite",
+    )
     assert up.end() == ExitCode.DIVERGED, up.told()
     assert "[alert] CRITICAL" in up.stdout and "training diverged" in up.stdout
     assert newest_checkpoint(up.run_dir) is None
