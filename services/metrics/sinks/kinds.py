@@ -36,11 +36,11 @@ _HERE = "services.metrics.sinks"
 KINDS: Mapping[str, Kind] = {
     "jsonl": Kind(f"{_HERE}.jsonl"),
     "wandb": Kind(f"{_HERE}.wandb_sink", per_run=True, needs=("wandb",), extra="wandb"),
-    "tensorboard": Kind(f"{_HERE}.tensorboard", needs=("tensorboardX",)),
-    "mlflow": Kind(f"{_HERE}.mlflow", needs=("mlflow",)),
+    "tensorboard": Kind(f"{_HERE}.tensorboard", needs=("tensorboardX",), extra="tensorboard"),
+    "mlflow": Kind(f"{_HERE}.mlflow", needs=("mlflow",), extra="mlflow"),
     "statsd": Kind(f"{_HERE}.statsd"),
-    "otlp": Kind(f"{_HERE}.otlp", needs=("opentelemetry",)),
-    "otlp_logs": Kind(f"{_HERE}.otlp_logs", follows="batches", needs=("opentelemetry",)),
+    "otlp": Kind(f"{_HERE}.otlp", needs=("opentelemetry.proto",)),
+    "otlp_logs": Kind(f"{_HERE}.otlp_logs", follows="batches", needs=("opentelemetry.proto",)),
     "webhook": Kind(f"{_HERE}.webhook", needs=("aiohttp",)),
     "python": Kind(
         f"{_HERE}.user", refused_live="it runs code of your choice: name it with --metrics-sink at the service's start"

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any  # Any: messages that are made from descriptors, and JSON
 
-from tensorboardX.crc32c import crc32c
-from tensorboardX.proto import event_pb2, summary_pb2
-from tensorboardX.summary import text as text_summary
+from services.metrics.sinks.absent import absent
+
+with absent("torch", "matplotlib"):  # tensorboardX takes what it finds: two seconds and 150 MB for nothing
+    from tensorboardX.crc32c import crc32c
+    from tensorboardX.proto import event_pb2, summary_pb2
+    from tensorboardX.summary import text as text_summary
 
 _events: Any = event_pb2
 _summaries: Any = summary_pb2
