@@ -20,7 +20,9 @@ Make = Callable[..., MetricsProcess]
 
 
 def losses(first: int, last: int, attempt: int) -> list[bytes]:
-    values = {n: {"train/loss": ["last", -1000 * attempt - n], "train/a@1": ["last", n]} for n in range(first, last + 1)}
+    values = {
+        n: {"train/loss": ["last", -1000 * attempt - n], "train/a@1": ["last", n]} for n in range(first, last + 1)
+    }
     return [part(n, dict(named), attempt=attempt) for n, named in values.items()]
 
 
