@@ -28,7 +28,10 @@ PAUSE_S = 0.02
 """Between two steps: most of the time is the service's."""
 TABLE_LIMIT_S = 2.0
 """A table whose pages take longer is left to the reads that are made of it."""
-_TABLES = ("runs", "producers", "steps", "attempts", "contributions", "rows", "series", "points", "alerts")
+_TABLES = (
+    *("runs", "producers", "steps", "attempts", "contributions", "rows", "series", "points", "alerts"),
+    *("cursors", "sinks", "marks", "totals"),
+)
 
 
 async def inspect(path: Path, writer: Writer) -> None:

@@ -61,31 +61,35 @@ def is_damage(error: sqlite3.DatabaseError) -> bool:
 
 
 def look_at_log(path: Path) -> LogFrames:
-    """Before the store is opened: which commits its write-ahead log says to hold."""
+    """Before the store is opened: which commits its write-ahead log says to hold.
+
+    A frame without its page is one that was being written at a kill: never acknowledged. Half a page is not.
+    """
     log = path.with_name(path.name + "-wal")
+    commits = []
     try:
+        size = log.stat().st_size
         with log.open("rb") as file:
             header = file.read(_LOG_HEADER.size)
             if len(header) < _LOG_HEADER.size:
                 return LogFrames(log, ())
             _, _, page_size, _, salt, salt_2, _, _ = _LOG_HEADER.unpack(header)
-            commits, number = [], 0
-            while len(frame := file.read(_FRAME_HEADER.size)) == _FRAME_HEADER.size:
+            number = 0
+            while len(frame := file.read(_FRAME_HEADER.size)) == _FRAME_HEADER.size and file.tell() < size:
                 number += 1
                 _, commit, one, two, _, _ = _FRAME_HEADER.unpack(frame)
                 if (one, two) == (salt, salt_2) and commit:
                     commits.append(number)
                 file.seek(page_size, 1)
-            whole = (log.stat().st_size - _LOG_HEADER.size) // (page_size + _FRAME_HEADER.size)
     except OSError:
         return LogFrames(log, ())
-    return LogFrames(log, tuple(number for number in commits if number <= whole))
+    return LogFrames(log, tuple(commits))
 
 
 def check_log(connection: sqlite3.Connection, path: Path, before: LogFrames) -> Salvage | None:
     """After it was opened, before the first write: whether commits that the log held could not be read.
 
-    A commit that was being written when the service was killed is torn and was never acknowledged; it has no end.
+    A commit that was being written when the service was killed has no end, and was never acknowledged.
     """
     if not before.commits:
         return None

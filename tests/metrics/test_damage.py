@@ -11,7 +11,7 @@ from services.metrics.inspection import inspect
 from tests.metrics.running import part
 from tests.metrics.stores import Store, ask, line, store
 
-NUM_STEPS = 400
+NUM_STEPS = 150
 VALUES: dict[str, object] = {f"train/key_{n}": ["sum", n] for n in range(40)}
 
 
@@ -49,8 +49,23 @@ def spoil(path: Path, page: int) -> None:
         file.write(b"\xaa" * size)
 
 
-@pytest.mark.parametrize("table", ["rows", "contributions", "steps", "points", "cursors", "runs", "producers"])
-def test_rows_are_whole_after_a_page_went_bad(tmp_path: Path, table: str) -> None:
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("seen_at", ["start", "inspection"])
+@pytest.mark.parametrize(
+    "table",
+    [
+        "rows",
+        "contributions",
+        *(pytest.param(t, marks=SLOW) for t in ("steps", "points", "cursors", "runs", "producers")),
+    ],
+)
+def test_rows_are_whole_after_a_page_went_bad(
+    tmp_path: Path, table: str, seen_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if seen_at == "inspection":
+        monkeypatch.setattr("services.metrics.salvage.CHECKED_WHOLE_BYTES", 0)
     path = tmp_path / "m.db"
     before = fill(path)
     pages = pages_of(path, table)
@@ -93,16 +108,30 @@ def copy_of_a_running(path: Path, to: Path) -> Store:
     return running
 
 
-def test_torn_end_of_the_log_costs_nothing_acknowledged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_bytes", [8192 + 24, 24, 10], ids=["a frame that ends no commit", "a head", "half a head"])
+def test_torn_end_of_the_log_costs_nothing_acknowledged(tmp_path: Path, num_bytes: int) -> None:
     copy = tmp_path / "copy.db"
     copy_of_a_running(tmp_path / "m.db", copy).close()
     log = copy.with_name("copy.db-wal")
-    frame = 24 + 8192
+    frame = bytearray(log.read_bytes()[-8192 - 24 :])
+    if num_bytes > 24:
+        frame[4:8] = bytes(4)
     with log.open("ab") as file:  # a commit that was being written
-        file.write(log.read_bytes()[-frame:-7])
+        file.write(frame[:num_bytes])
     with store(copy) as new:
         assert new.reader.num_records() == 500
     assert not list(tmp_path.glob("*damaged*"))
+
+
+def test_log_whose_last_bytes_are_gone_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "copy.db"
+    copy_of_a_running(tmp_path / "m.db", copy).close()
+    log = copy.with_name("copy.db-wal")
+    log.write_bytes(log.read_bytes()[:-7])
+    with store(copy) as new:
+        assert new.reader.num_records() == len(new.bodies()) == 490
+    assert "metrics_store_damaged" in capsys.readouterr().out
+    assert list(tmp_path.glob("copy.db-wal.damaged-*Z"))
 
 
 def test_bad_bytes_in_the_log_are_said_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
