@@ -7,6 +7,8 @@ import orjson
 
 from furlong.asking.levels import level_number
 
+_METRICS = b'"event":"metrics"'
+
 
 @dataclass(frozen=True)
 class LogFilter:
@@ -32,7 +34,7 @@ class LogFilter:
 
     def match(self, line: bytes) -> Mapping[str, object] | None:
         """The line's fields, or None when it is not wanted. Metrics records and what is no record are no lines."""
-        if not self.may_match(line):
+        if not self.may_match(line) or _is_plainly_metrics(line):
             return None
         try:
             fields = orjson.loads(line)
@@ -57,3 +59,15 @@ class LogFilter:
             return any(needle.encode() in lowered for needle in needles)
         whole = lines.decode("utf-8", "replace").lower()
         return any(needle in whole for needle in needles)
+
+
+def _is_plainly_metrics(line: bytes) -> bool:
+    """Whether it can be told without parsing: the only `event` stands before any inner object.
+
+    Quotes within a string are escaped, so that what is found is a key; before the first inner brace it is the line's.
+    """
+    at = line.find(_METRICS)
+    if at < 0:
+        return False
+    inner = line.find(b"{", 1)
+    return (inner < 0 or at < inner) and line.count(b'"event"') == 1

@@ -25,6 +25,10 @@ def test_levels_of_any_spelling(given: object, number: int) -> None:
     [
         (LogFilter(), b'{"event":"x"}', True),
         (LogFilter(), b'{"event":"metrics"}', False),
+        (LogFilter(), b'{"event": "metrics"}', False),
+        (LogFilter(), b'{"x":{"event":"metrics"}}', True),
+        (LogFilter(), b'{"event":"metrics","event":"x"}', True),
+        (LogFilter(), b'{"x":"\\"event\\":\\"metrics\\""}', True),
         (LogFilter(), b"[1]", False),
         (LogFilter(), b"{broken", False),
         (LogFilter(service="a"), b'{"event":"a","service":"b"}', False),
