@@ -150,7 +150,10 @@ def _ask_metrics(address: str) -> dict[str, object]:
         }
         for sink in answer.sinks
     ]
-    return {"num_records": answer.num_records, "num_rows": answer.num_rows, "sinks": sinks}
+    told: dict[str, object] = {"num_records": answer.num_records, "num_rows": answer.num_rows}
+    if answer.trouble:
+        told["trouble"] = answer.trouble
+    return {**told, **dict(sorted(answer.counts.items())), "sinks": sinks}
 
 
 def _ask_router(address: str) -> dict[str, object]:

@@ -50,7 +50,14 @@ class GetMetricsStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetMetricsStatusResponse(_message.Message):
-    __slots__ = ("num_records", "num_rows", "num_refused", "sinks", "files", "endpoints", "http")
+    __slots__ = ("num_records", "num_rows", "num_refused", "sinks", "files", "endpoints", "http", "trouble", "counts")
+    class CountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NUM_RECORDS_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +65,8 @@ class GetMetricsStatusResponse(_message.Message):
     FILES_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     HTTP_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     num_records: int
     num_rows: int
     num_refused: int
@@ -65,7 +74,9 @@ class GetMetricsStatusResponse(_message.Message):
     files: _containers.RepeatedCompositeFieldContainer[TailedFile]
     endpoints: _containers.RepeatedCompositeFieldContainer[ScrapedEndpoint]
     http: str
-    def __init__(self, num_records: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_refused: _Optional[int] = ..., sinks: _Optional[_Iterable[_Union[SinkStatus, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[TailedFile, _Mapping]]] = ..., endpoints: _Optional[_Iterable[_Union[ScrapedEndpoint, _Mapping]]] = ..., http: _Optional[str] = ...) -> None: ...
+    trouble: str
+    counts: _containers.ScalarMap[str, int]
+    def __init__(self, num_records: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_refused: _Optional[int] = ..., sinks: _Optional[_Iterable[_Union[SinkStatus, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[TailedFile, _Mapping]]] = ..., endpoints: _Optional[_Iterable[_Union[ScrapedEndpoint, _Mapping]]] = ..., http: _Optional[str] = ..., trouble: _Optional[str] = ..., counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class TailedFile(_message.Message):
     __slots__ = ("path", "behind_bytes", "num_lines", "size_bytes", "num_records", "num_clipped", "num_invalid", "num_welded", "num_partial", "num_truncations")

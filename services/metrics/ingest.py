@@ -108,6 +108,8 @@ class MetricsServicer(metrics_pb2_grpc.MetricsServicer):
             num_records=await asyncio.to_thread(self._reader.num_records),
             num_rows=last,
             num_refused=self._writer.counts.num_refused,
+            trouble=self._writer.failing or self._writer.holding,
+            counts={name: count for name, count in self._writer.counts.shown().items() if count},
             http=self.http,
             sinks=[
                 metrics_pb2.SinkStatus(

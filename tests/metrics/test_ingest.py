@@ -151,6 +151,13 @@ def test_newest_attempt_is_what_counts_from_its_first_step_on(service: MetricsPr
     assert [(row["step"], row["attempt"]) for row in rows] == [(10, 1), (11, 1), (12, 2), (13, 2)]
 
 
+def test_odd_times_are_shown_in_the_status(service: MetricsProcess, producer: str) -> None:
+    before = service.status().counts["num_skewed"]
+    send(service, batch([b'{"event": "x", "ts": 1}', b'{"event": "x", "ts": "yesterday"}'], producer=producer))
+    assert service.status().counts["num_skewed"] == before + 2
+    assert service.status().trouble == ""
+
+
 def test_service_is_light(make: Callable[..., MetricsProcess], producer: str) -> None:
     service = make().start()
     line = orjson.dumps({"event": "x", "text": "y" * 200})

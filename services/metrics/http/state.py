@@ -35,6 +35,7 @@ def router(
         )
         for tree in (known, *known["sinks"]):
             tree.update({name: int(tree[name]) for name in _LONG if name in tree})
+        del known["counts"]  # they stand beside it
         return {
             **known,
             "num_rows_waiting": writer.rows.num_waiting,
