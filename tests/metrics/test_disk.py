@@ -1,10 +1,13 @@
 """A disk that is full, or fails: producers are told to hold, nothing acknowledged is lost, and it mends by itself."""
 
+import contextlib
 import json
 import os
 import resource
 import shutil
+import sqlite3
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,11 +19,13 @@ import orjson
 import psutil
 import pytest
 
+from benchmarks.loadclient import run_load
 from furlong.records import Last
 from tests.metrics.running import MetricsProcess, batch, code_of, part, send, until
 
 Make = Callable[..., MetricsProcess]
 MIB = 1024 * 1024
+PAUSE = threading.Event()
 LINE = orjson.dumps({"ts": "x", "event": "x", "run": "r", "text": "y" * 1000})
 
 
@@ -90,8 +95,6 @@ def num_stored(service: MetricsProcess) -> int:
 
 
 def _query(service: MetricsProcess, query: str) -> list[tuple[Any, ...]]:
-    import sqlite3
-
     connection = sqlite3.connect(service.run_dir.metrics_store / "metrics.db")
     try:
         return connection.execute(query).fetchall()
@@ -184,3 +187,28 @@ def test_disk_that_fails_is_told_and_mends_by_itself(make: Make) -> None:
     assert ack.through_sequence == stored + 1
     assert is_ready(service)
     assert not list(service.run_dir.metrics_store.glob("*damaged*"))
+
+
+def test_memory_stays_bounded_while_the_disk_is_slow(make: Make) -> None:
+    """A commit that takes 2.5 s, in the middle of 200 producers that send what they can."""
+    service = make().start()
+    blocked = threading.Event()
+
+    def block() -> None:
+        with contextlib.closing(
+            sqlite3.connect(service.run_dir.metrics_store / "metrics.db", isolation_level=None)
+        ) as other:
+            other.execute("PRAGMA busy_timeout = 5000")
+            other.execute("BEGIN IMMEDIATE")
+            blocked.set()
+            PAUSE.wait(2.5)
+            other.execute("ROLLBACK")
+
+    thread = threading.Thread(target=block)
+    thread.start()
+    assert blocked.wait(10)
+    taken = run_load(service.address, num_producers=200, batch_size=64, num_records=25_600, size_bytes=3000)
+    thread.join(10)
+    assert max(taken.latencies_s) > 1.0
+    assert taken.num_records == 25_600
+    assert psutil.Process(service.process.pid if service.process else 0).memory_info().rss < 300e6
