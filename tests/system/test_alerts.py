@@ -17,6 +17,8 @@ from tests.metrics.running import until
 from tests.system.conftest import Start
 from tests.system.real_runs import LIMIT_S, ROOT, Up, small_config
 
+LONG = ("--num-rollout", "400", "--save-interval", "0")
+
 
 def rules(
     folder: Path, text: str = '[rules.any_reward]\nkey = "rollout/raw_reward"\nwhen = "above"\nvalue = -1'

@@ -89,7 +89,7 @@ def _spike(rule: Rule, window: Window, num_bad: int) -> Judgement | None:
     direction = numbers.get("direction", 0)
     away = (value - usual.median) * direction if direction else abs(value - usual.median)
     floor = numbers["floor"] + numbers["relative"] * abs(usual.median)
-    bad = away > max(floor, numbers["sigmas"] * usual.sigma) and (num_bad > 0 or away > 1.5 * usual.largest)
+    bad = away > max(floor, numbers["sigmas"] * usual.sigma) and (num_bad >= rule.rows or away > 1.5 * usual.largest)
     certain = bad and away > max(numbers["at_once"] * usual.sigma, 4 * usual.largest, 4 * floor)
     words = f"far from its usual {shown(usual.usual[0])} to {shown(usual.usual[1])}"
     return Judgement(bad, words, usual.usual, certain, {"median": usual.median, "sigma": usual.sigma})

@@ -66,7 +66,7 @@ FAULTS = [
     Fault("loss_spike", sets(train__loss=2.0), 2),
     Fault("loss_spike", sets(train__loss=-2.0), 2),
     Fault("loss_spike", sets(train__loss=500.0), 1),
-    Fault("kl_jump", sets(train__kl_loss=8.0), 2),
+    Fault("kl_jump", sets(train__kl_loss=3.0), 3),
     Fault("logprob_diff_climbing", grows("train/train_rollout_logprob_abs_diff", 0.1), 30),
     Fault("logprob_diff_climbing", sets(train__train_rollout_logprob_abs_diff=0.9), 5),
     Fault("entropy_collapse", entropy_falls, 12),
