@@ -6,11 +6,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
 
+from furlong.rundir import RunDir
+from services.metrics.rows import RowReader
+from services.metrics.sinks.process import SinkProcessFailed
+from services.metrics.sinks.sink import Cursor, SinkContext
+from services.metrics.sinks.wandb_sink import make as make_wandb
 from tests.metrics.running import MetricsProcess, batch, part, send, until
 from tests.metrics.wandb_api import KEY, WandbApi, wait_steps
 
@@ -148,7 +155,8 @@ def test_wandb_whose_sender_gave_up_is_started_anew(make: Make, api: WandbApi) -
     wait_steps(api, [1, 2, 3, 4, 5, 6], limit_s=60)
 
 
-@pytest.mark.parametrize("moment", ["handed", pytest.param("delivered", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["handed", "delivered"])
 def test_service_that_is_killed_resumes_the_run_without_gaps_or_doubles(make: Make, api: WandbApi, moment: str) -> None:
     service = online(make, api).start()
     send_steps(service, 1, 30)
@@ -160,6 +168,7 @@ def test_service_that_is_killed_resumes_the_run_without_gaps_or_doubles(make: Ma
     assert len(api.runs) == 1
 
 
+@pytest.mark.slow
 def test_sink_process_that_is_killed_is_started_anew_and_nothing_is_lost(make: Make, api: WandbApi) -> None:
     service = online(make, api).start()
     send_steps(service, 1, 3)
@@ -171,6 +180,7 @@ def test_sink_process_that_is_killed_is_started_anew_and_nothing_is_lost(make: M
     wait_steps(api, [1, 2, 3, 4, 5, 6], limit_s=60)
 
 
+@pytest.mark.slow
 def test_run_that_began_offline_is_whole_once_it_is_online(make: Make, api: WandbApi) -> None:
     service = online(make, api, wandb_mode="offline").start()
     send_steps(service, 1, 3)
@@ -214,6 +224,64 @@ def test_key_is_in_no_argument_log_config_or_answer(make: Make, api: WandbApi, t
     assert len(files) > 10
     assert [path.name for path in files if KEY.encode() in path.read_bytes()] == []
     assert KEY not in json.dumps(api.only_run().config)
+
+
+@dataclass(frozen=True)
+class Alert:
+    """As the alert engine has it."""
+
+    run: str = "r"
+    rule: str = "loss_spike"
+    severity: str = "critical"
+    summary: str = "the loss is 40"
+    remedy: str = "Lower the rate."
+
+
+async def test_alert_reaches_wandb_once_and_other_runs_do_not(
+    api: WandbApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in api.environment.items():
+        monkeypatch.setenv(name, value)
+    run_dir = RunDir(tmp_path).create()
+    reader = cast("RowReader", Empty())
+    context = SinkContext("wandb", run_dir, tmp_path / "own", tmp_path / "log", 5.0, reader, run="r")
+    sink = make_wandb({"mode": "online"}, context)
+    with pytest.raises(SinkProcessFailed):
+        await sink.alert(Alert())
+    await sink.start(Cursor(0))
+    await sink.alert(Alert())
+    await sink.alert(Alert(run="other"))
+    await sink.finish()
+    await sink.alert(Alert())  # too late
+    (alert,) = api.only_run().alerts
+    assert (alert["title"], alert["severity"]) == ("loss_spike: r", "ERROR")
+    assert alert["text"] == "the loss is 40\n\nLower the rate."
+
+
+class Empty:
+    """A reader of an empty store."""
+
+    def last_row_id(self) -> int:
+        return 0
+
+    def cursor(self, sink: str) -> tuple[int, int]:
+        return 0, 0
+
+
+@pytest.mark.slow
+def test_table_arrives_and_one_that_wandb_breaks_on_costs_only_itself(make: Make, api: WandbApi) -> None:
+    """The real program ends in a crash when the server answers the table's upload with nothing."""
+    api.breaks_tables = True
+    environment = {**FAST, **api.environment, "TEST_WANDB_STUCK_S": "2"}
+    service = make(environment=environment, use_wandb=True, wandb_mode="online").start()
+    table = {"train/loss": ["last", 1], "train/t": ["table", ["a"], [[1]]]}
+    send(service, batch([part(1, table), part(2, {"train/loss": ["last", 2]})]))
+    wait_steps(api, [1, 2], limit_s=90)
+    api.breaks_tables = False
+    send(service, batch([part(3, table)], first=3))
+    wait_steps(api, [1, 2, 3])
+    last = api.only_run().points[-1]
+    assert last["train/t"]["nrows"] == 1 and "train/t" not in api.only_run().points[0]
 
 
 @pytest.mark.slow

@@ -65,6 +65,7 @@ class WandbApi:
         """Status code for a call: `graphql Viewer`, `file_stream`, `upload`, ..."""
         self.hangs: Callable[[str], bool] = lambda what: False
         self.delay_s = 0.0
+        self.breaks_tables = False
         self._lock = threading.Lock()
         self._freed = threading.Event()
         self._server: ThreadingHTTPServer | None = None
@@ -151,7 +152,8 @@ class WandbApi:
             "UpsertBucket": lambda: self._upsert(given),
             "CreateRunFiles": lambda: self._uploads(given),
             "NotifyScriptableRunAlert": lambda: self._alert(given),
-            "ArtifactType": lambda: {"project": None},
+            "ArtifactType": lambda: {"project": {"artifact": None}},
+            "CreateArtifact": lambda: {} if self.breaks_tables else {"createArtifact": {"artifact": _ARTIFACT}},
             "ServerFeaturesQuery": lambda: {"serverInfo": {"features": []}},
         }
         if name in answers:
@@ -211,6 +213,7 @@ class WandbApi:
         return {"notifyScriptableRunAlert": {"success": True}}
 
 
+_ARTIFACT = {"id": "A1", "state": "COMMITTED", "artifactSequence": {"latestArtifact": None}}
 _VIEWER = {
     "id": "u1",
     "entity": "team",

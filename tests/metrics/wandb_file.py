@@ -1,16 +1,12 @@
-"""Reads the file of an offline wandb run: a header, then LevelDB's log format holding protobuf records."""
+"""What the file of an offline wandb run says."""
 
 import importlib
 import json
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any  # Any: what a run's own JSON holds
 
-_BLOCK_BYTES = 32 * 1024
-_FRAME = struct.Struct("<IHB")  # checksum, length, kind
-_WHOLE, _FIRST, _LAST = 1, 2, 4
+from services.metrics.sinks.wandb_file import contents
 
 
 @dataclass
@@ -21,6 +17,8 @@ class OfflineRun:
     config: dict[str, Any] = field(default_factory=dict)
     points: list[dict[str, Any]] = field(default_factory=list)
     """Each with its axis; wandb's own keys (`_step`, ...) left out."""
+    steps: list[int] = field(default_factory=list)
+    """wandb's own step of each: the number of the row."""
     axes: dict[str, str] = field(default_factory=dict)
     """Pattern -> the axis it is drawn over."""
     finished: bool = False
@@ -36,7 +34,7 @@ def read_run(path: Path) -> OfflineRun:
     """One file."""
     messages = importlib.import_module("wandb.proto.wandb_internal_pb2")
     run = OfflineRun()
-    for content in _records(path.read_bytes()):
+    for content in contents(path):
         record = messages.Record()
         record.ParseFromString(content)
         kind = record.WhichOneof("record_type")
@@ -48,26 +46,7 @@ def read_run(path: Path) -> OfflineRun:
         elif kind == "history":
             items = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
             run.points.append({name: value for name, value in items.items() if not name.startswith("_")})
+            run.steps.append(record.history.step.num)
         elif kind == "exit":
             run.finished = True
     return run
-
-
-def _records(content: bytes) -> Iterator[bytes]:
-    identity, magic, _ = struct.unpack("<4sHB", content[:7])
-    assert (identity, magic) == (b":W&B", 0xBEE1), "not a wandb file"
-    at, parts = 7, b""
-    while at + _FRAME.size <= len(content):
-        left = _BLOCK_BYTES - at % _BLOCK_BYTES
-        if left < _FRAME.size:
-            at += left
-            continue
-        _, length, kind = _FRAME.unpack_from(content, at)
-        if kind == 0 and length == 0:  # padding
-            at += left
-            continue
-        body = content[at + _FRAME.size : at + _FRAME.size + length]
-        at += _FRAME.size + length
-        parts = body if kind in (_WHOLE, _FIRST) else parts + body
-        if kind in (_WHOLE, _LAST):
-            yield parts

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any  # Any: wandb's own objects, and JSON
 
+from services.metrics.sinks.wandb_file import contents
 from services.metrics.sinks.wandb_names import Names
 
 OFFLINE_FLUSH_S = 1.0
@@ -45,6 +46,7 @@ class WandbRun:
         self._online = settings["mode"] == "online"
         kept = _read_json(self._folder / "run.json")
         self._kept: dict[str, Any] = {"id": kept.get("id") or secrets.token_hex(4), "offset": kept.get("offset", 0)}
+        self._table_tries: dict[str, int] = _read_json(self._folder / "table_tries.json")
         self._names = Names(other=_read_json(self._folder / "names.json"))
         self._save_kept()
         self._run = _begin(settings, self._kept["id"])
@@ -76,6 +78,9 @@ class WandbRun:
             if now - self._looked_at >= self._settings["look_s"]:
                 self._look_at_server(now)
             self._refuse_to_be_stuck(now)
+        if any(int(row_id) <= self._safe for row_id in self._table_tries):
+            self._table_tries = {key: tries for key, tries in self._table_tries.items() if int(key) > self._safe}
+            _write_json(self._folder / "table_tries.json", self._table_tries)
         return self._safe
 
     def close(self) -> int:
@@ -97,14 +102,24 @@ class WandbRun:
         """Up to which row the server has everything, by the last step of its history."""
         last_step = self._run.starting_step - 1 if self._run.resumed else -1
         found = last_step - self._kept["offset"]
-        if found > self._settings["last_row"]:  # our store was damaged and lost rows: their numbers come again
-            found = min(self._settings["durable_row"], self._settings["last_row"])
+        if found > self._settings["last_row"]:
+            # Our store was damaged and lost rows, whose numbers come again; or files that overlap were synced by hand.
+            found = min(max(self._settings["durable_row"], self._settings["offline_row"]), self._settings["last_row"])
             self._kept["offset"] = last_step - found
             self._save_kept()
         return max(0, found)
 
     def _found_offline(self) -> int:
-        return min(max(self._settings["durable_row"], self._settings["finished_row"]), self._settings["last_row"])
+        """Up to which row wandb's files have everything, by our own note, or by themselves after a kill."""
+        settings, run_id = self._settings, self._kept["id"]
+        noted = max(settings["durable_row"], settings["finished_row"])
+        for path in sorted(
+            Path(settings["dir"]).glob(f"wandb/offline-run-*-{run_id}/run-{run_id}.wandb"), reverse=True
+        ):
+            if (last_step := _last_step(path)) is not None:
+                noted = max(noted, last_step - self._kept["offset"])
+                break
+        return min(noted, settings["last_row"])
 
     def _log(self, row: Mapping[str, Any]) -> bool:
         """One row. False: what a newer attempt has replaced, and what says nothing new, is no point."""
@@ -129,8 +144,6 @@ class WandbRun:
             else:
                 self._run.define_metric(name, step_metric=axis)
         self._run.log(point, step=row["row"] + self._kept["offset"], commit=True)
-        if row["tables"]:
-            (self._folder / "table_tries").unlink(missing_ok=True)
         return True
 
     def _tables(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,13 +153,12 @@ class WandbRun:
             return {}
         import wandb
 
-        path = self._folder / "table_tries"
-        tried = _read_json(path)
-        tries = tried.get("tries", 0) + 1 if tried.get("row") == row["row"] else 1
-        if tries > TABLE_TRIES:
-            print(f"left out the tables of row {row['row']}: failed {TABLE_TRIES} times", flush=True)
+        row_id, tries = row["row"], self._table_tries
+        tries[str(row_id)] = tries.get(str(row_id), 0) + 1
+        if tries[str(row_id)] > TABLE_TRIES:
+            print(f"left out the tables of row {row_id}: they did not arrive {TABLE_TRIES} times", flush=True)
             return {}
-        _write_json(path, {"row": row["row"], "tries": tries})
+        _write_json(self._folder / "table_tries.json", tries)
         return {
             name: wandb.Table(columns=table["columns"], data=table["rows"], allow_mixed_types=True)
             for name, table in row["tables"].items()
@@ -238,6 +250,24 @@ def _begin(settings: Mapping[str, Any], run_id: str) -> Any:
             x_graphql_timeout_seconds=20,
         ),
     )
+
+
+def _last_step(path: Path) -> int | None:
+    """The step of the last point in a file of wandb's; None: there is none that can be read."""
+    from google.protobuf.message import DecodeError
+    from wandb.proto import wandb_internal_pb2
+
+    last_step: int | None = None
+    make_record: Any = getattr(wandb_internal_pb2, "Record")  # noqa: B009 - generated, unknown to the type checker
+    try:
+        for content in contents(path):
+            record = make_record()
+            record.ParseFromString(content)
+            if record.WhichOneof("record_type") == "history":
+                last_step = record.history.step.num
+    except (OSError, DecodeError):
+        pass  # what stands before the damage counts
+    return last_step
 
 
 def _key(settings: Any) -> str:

@@ -4,13 +4,14 @@ One run of wandb for each run, its id kept in the sink's folder. Offline and onl
 that began offline has all its rows online once it is continued so.
 """
 
+import asyncio
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from services.metrics.sinks.flags import wandb_mode
 from services.metrics.sinks.process import ProcessSink
-from services.metrics.sinks.sink import SinkContext, option_of
+from services.metrics.sinks.sink import Cursor, SinkContext, option_of
 
 LOOK_S = 10.0
 """How often the server is asked how far it is, while something is on its way."""
@@ -65,6 +66,12 @@ class WandbSink(ProcessSink):
         if context.run_config is None:
             self.idle_after_s = IDLE_AFTER_S
         _adopt(context.run_dir.metrics_store / "wandb_run_id", context.folder / "run.json")
+
+    async def start(self, durable: Cursor) -> Cursor:
+        """Also tells how far the run is offline: what of it was uploaded by hand is there online."""
+        place = await asyncio.to_thread(self._context.reader.cursor, f"{self.name}@offline")
+        self._settings = {**self._settings, "offline_row": place[0]}
+        return await super().start(durable)
 
     async def alert(self, alert: object) -> None:
         """Raise one of wandb's alerts: `rule`, `severity`, `summary` and `remedy` of it are shown. One of another run

@@ -1,0 +1,237 @@
+"""The task that drives a sink: own cursor, own retries, bounded reads, and a truthful state."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import orjson
+import pytest
+
+from furlong.jsonline import NO_SECRETS
+from services.metrics.intake import RecordsIn
+from services.metrics.rows import Row, RowReader
+from services.metrics.sinks import task as task_module
+from services.metrics.sinks.sink import Cursor, Refused, Sink
+from services.metrics.sinks.source import MAX_BYTES, Bites, RowSource
+from services.metrics.sinks.task import SinkTask
+from services.metrics.writer import Writer
+
+LIMIT_S = 10.0
+
+
+class Store:
+    """A writer and a reader, and numbers to put in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.writer = Writer(
+            folder / "metrics.db", row_timeout_s=30, secrets=NO_SECRETS, on_death=lambda reason: None, min_free_bytes=0
+        )
+        self.writer.start()
+        self.reader = RowReader(folder / "metrics.db")
+        self._sequence = 1
+
+    def put(self, num_rows: int, *, run: str = "r", text: int = 0) -> None:
+        bodies = tuple(
+            orjson.dumps(
+                {"event": "metrics", "run": run, "axis": "train/step", "step": self._sequence + n}
+                | {"values": {"train/loss": 1.0, **{f"train/{'k' * 50}{key}": 1.0 for key in range(text)}}}
+            )
+            for n in range(num_rows)
+        )
+        self.writer.submit(RecordsIn("p", 1, self._sequence, bodies)).result(LIMIT_S)
+        self._sequence += num_rows
+
+    def close(self) -> None:
+        self.reader.close()
+        self.writer.close(5.0)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    made = Store(tmp_path)
+    yield made
+    made.close()
+
+
+class Taking(Sink[Row]):
+    """Keeps what it is given; does first what `act` says."""
+
+    def __init__(self, name: str = "s", act: Callable[["Taking", Sequence[Row]], object] = lambda sink, rows: None):
+        self.name, self.act = name, act
+        self.rows: list[int] = []
+        self.calls: list[str] = []
+
+    async def start(self, durable: Cursor) -> Cursor:
+        self.calls.append("start")
+        return durable
+
+    async def write(self, rows: Sequence[Row]) -> Cursor:
+        self.calls.append("write")
+        result = self.act(self, rows)
+        if asyncio.iscoroutine(result):
+            await result
+        self.rows += [row.row_id for row in rows]
+        return Cursor(rows[-1].row_id)
+
+    async def finish(self) -> Cursor | None:
+        self.calls.append("finish")
+        return None
+
+    async def abort(self) -> None:
+        self.calls.append("abort")
+
+
+@contextlib.asynccontextmanager
+async def driving(sink: Taking, store: Store, run: str | None = None) -> AsyncIterator[SinkTask[Row]]:
+    driven = SinkTask(sink, store.reader, store.writer, RowSource(store.reader, run))
+    try:
+        yield driven
+    finally:
+        await driven.close(LIMIT_S)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.01)
+
+
+async def test_rows_come_once_and_in_order_over_a_restart(store: Store) -> None:
+    sink = Taking()
+    store.put(5)
+    async with driving(sink, store) as driven:
+        await driven.wait_handed(5)
+    store.put(5)
+    async with driving(sink, store) as driven:
+        await driven.wait_handed(10)
+        store.put(1)
+        driven.notify()
+        await driven.wait_handed(11)
+    assert sink.rows == list(range(1, 12))
+
+
+async def test_refused_row_is_left_out_counted_and_told_and_the_rest_goes_on(store: Store) -> None:
+    def refuse(sink: Taking, rows: Sequence[Row]) -> None:
+        for row in rows:
+            if row.row_id == 3:
+                raise Refused(3, "too large")
+            sink.rows.append(row.row_id)
+        sink.rows = sink.rows[: -len(rows)]
+
+    sink = Taking(act=refuse)
+    store.put(5)
+    async with driving(sink, store) as driven:
+        await driven.wait_handed(5)
+        state = await driven.status()
+    assert sink.rows == [1, 2, 4, 5]
+    assert (state.state, state.num_rows_refused, state.num_rows_behind) == ("healthy", 1, 0)
+
+
+async def test_failure_is_retried_and_shown_with_its_cause(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_module, "FIRST_BACKOFF_S", 0.01)
+    broken = True
+
+    def fail(sink: Taking, rows: Sequence[Row]) -> None:
+        if broken:
+            raise OSError("no route")
+
+    sink = Taking(act=fail)
+    store.put(3)
+    async with driving(sink, store) as driven:
+        await until(lambda: sink.calls.count("abort") >= 2)
+        state = await driven.status()
+        assert (state.state, state.last_error, state.num_rows_behind) == ("failing", "OSError: no route", 3)
+        assert state.seconds_behind >= 0
+        broken = False
+        await driven.wait_handed(3)
+        await until(lambda: driven.state == "healthy")
+        assert (await driven.status()).last_error == ""
+    assert sink.rows == [1, 2, 3]
+
+
+async def test_waits_between_tries_grow_and_differ(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def wait_for(awaitable: object, limit_s: float | None) -> object:
+        if limit_s is not None and limit_s < 40:
+            waits.append(limit_s)
+        awaitable.close()  # type: ignore[attr-defined]
+        raise TimeoutError
+
+    driven = SinkTask(Taking(), store.reader, store.writer)
+    monkeypatch.setattr(asyncio, "wait_for", wait_for)
+    for _ in range(10):
+        await driven._pause()
+    monkeypatch.undo()
+    await driven.close(LIMIT_S)
+    for number, wait_s in enumerate(waits):
+        full_s = min(30.0, 0.5 * 2**number)
+        assert full_s / 2 <= wait_s <= full_s
+    assert len({round(wait_s / min(30.0, 0.5 * 2**n), 6) for n, wait_s in enumerate(waits)}) == len(waits) == 10
+
+
+async def test_slow_sink_delays_no_other_and_holds_no_memory(store: Store) -> None:
+    held = asyncio.Event()
+    slow, fast = Taking("slow", lambda sink, rows: held.wait()), Taking("fast")
+    async with driving(slow, store) as driven_slow, driving(fast, store) as driven_fast:
+        for _ in range(20):
+            store.put(50)
+            driven_slow.notify()
+            driven_fast.notify()
+        await driven_fast.wait_handed(1000)
+        assert slow.rows == []
+        assert (await driven_slow.status()).num_rows_behind == 1000
+        held.set()
+        await driven_slow.wait_handed(1000)
+    assert slow.rows == fast.rows == list(range(1, 1001))
+
+
+async def test_rows_are_read_in_bites_of_bounded_size(store: Store) -> None:
+    store.put(40, text=10_000)  # about 0.6 MB each
+    bites, place, sizes = Bites(RowSource(store.reader)), 0, []
+    while items := bites.after(place):
+        place = items[-1].row_id
+        sizes.append(sum(len(item.body) for item in items))
+    assert place == 40
+    assert all(size <= MAX_BYTES * 1.1 for size in sizes[1:]) and sizes[0] < 16 * 1024 * 1024
+
+
+async def test_sink_of_one_run_sees_no_other(store: Store) -> None:
+    sink = Taking()
+    for run in ("a", "b", "a"):
+        store.put(2, run=run)
+    async with driving(sink, store, run="a") as driven:
+        await until(lambda: sink.rows == [1, 2, 5, 6])
+        assert (await driven.status()).num_rows_behind == 0
+
+
+async def test_idle_sink_is_started_by_its_first_row_and_finished_after_silence(store: Store) -> None:
+    sink = Taking()
+    sink.idle_after_s = 0.1
+    async with driving(sink, store) as driven:
+        await until(lambda: driven.state == "healthy")
+        assert sink.calls == []
+        store.put(1)
+        driven.notify()
+        await until(lambda: sink.calls == ["start", "write", "finish"])
+        store.put(1)
+        driven.notify()
+        await until(lambda: sink.rows == [1, 2])
+
+
+async def test_start_that_hangs_is_cut_and_closing_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(Taking):
+        start_timeout_s = 0.1
+
+        async def start(self, durable: Cursor) -> Cursor:
+            await asyncio.sleep(600)
+            return durable
+
+    sink = Hanging()
+    store.put(1)
+    driven = SinkTask(sink, store.reader, store.writer)
+    await until(lambda: driven.last_error == "TimeoutError: start took longer than 0.1 s")
+    async with asyncio.timeout(8):
+        await driven.close(5.0)
+    assert driven.state == "closed"
