@@ -90,7 +90,7 @@ class Writer(threading.Thread):
         """Called in this thread with run and record, after the commit, for the events of NOTABLE_EVENTS."""
         self._path, self._row_timeout_s, self._secrets, self._on_death = path, row_timeout_s, secrets, on_death
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._room = Room(path.parent, min_free_bytes)
+        self._room = Room(path, min_free_bytes)
         self.retention = Retention(self.counts, max_age_s=max_age_s, max_bytes=max_bytes)
         self._closed_for = ""
         self._failing_since = 0.0
@@ -218,7 +218,7 @@ class Writer(threading.Thread):
         return jobs, False
 
     def _commit(self, jobs: list[_Job]) -> None:
-        if self._room.is_short():
+        if self._room.is_short(sum(job.size_bytes for job in jobs if job.is_records)):
             jobs = self._hold(jobs)
         if not jobs and not self.rows.has_due(time.time()):
             return
