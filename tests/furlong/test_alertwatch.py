@@ -43,7 +43,7 @@ class Service(metrics_pb2_grpc.MetricsServicer):
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    one = Service()
+    one = Service()  # type: ignore[abstract]  # only what is called here
     yield one
     one.alerts.put(None)
     one.server.drain(0.1)
@@ -85,7 +85,7 @@ def test_a_service_that_is_started_again_elsewhere_is_found_and_nothing_is_heard
     service.alerts.put(alert(1))
     assert ear.next().alert_id == 1
     service.server.drain(0.0)
-    other = Service()
+    other = Service()  # type: ignore[abstract]
     ear.address = other.server.address
     other.alerts.put(alert(1))
     other.alerts.put(alert(2))

@@ -120,6 +120,7 @@ class AlertCore:
         if event == "run_started":
             attempt = record.get("attempt")
             run.services.run_started()
+            run.services.take(record, now=now.monotonic_s, wall_s=now.wall_s)
             if isinstance(attempt, int) and attempt > run.rows.attempt:
                 changes = self._begin_attempt(name, attempt, now.us)
                 return self._keep(changes)

@@ -61,11 +61,11 @@ class Liveness:
         if event == "heartbeat" and record.get("closing"):
             self._services.pop(instance, None)
             return
-        if event in ("heartbeat", "phase"):
+        if event in ("heartbeat", "phase", "run_started", "service_ready"):
             service = self._service(instance, now)
             if event == "heartbeat":
                 _take_heartbeat(service, record, now, wall_s)
-            else:
+            elif event == "phase":
                 _take_phase(service, record, now)
         elif event in ("telemetry_dropped", "rows_dropped"):
             total = sum(_number(record.get(key)) for key in ("num_logs", "num_warnings", "num_metrics", "num_rows"))

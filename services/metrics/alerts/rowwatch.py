@@ -133,7 +133,7 @@ class RowWatch:
             "numbers": {name: plain(number) for name, number in self.rule.numbers.items()},
         }
         if found.usual is not None:
-            evidence["usual"] = [plain(number) for number in found.usual]
+            evidence["usual"] = [None if math.isinf(number) else plain(number) for number in found.usual]
         if found.facts:
             evidence["facts"] = {name: plain(number) for name, number in found.facts.items()}
         if len(self.rule.keys) > 1 and last:

@@ -1,6 +1,9 @@
 """Alerts of a real metrics service: kept, told once, over kills; streams, file, webhooks."""
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -223,6 +226,41 @@ def test_a_torn_line_of_the_file_is_ended(tmp_path: Path) -> None:
     path.write_bytes(b'{"id":4}\n{"id":5,"ru')
     assert last_id(path) == 4 and path.read_bytes().endswith(b'{"id":5,"ru\n')
     assert last_id(tmp_path / "none") == 0
+
+
+PRODUCER = """
+import sys, time
+from pathlib import Path
+from furlong.config import RunConfig
+from furlong.rundir import RunDir
+from furlong.telemetry import Telemetry
+config = RunConfig.model_validate_json(Path(sys.argv[1]).read_bytes())
+telemetry = Telemetry.for_run(config, RunDir(Path(config.run.run_dir)), service="rollout", instance="rollout")
+telemetry.record({"event": "service_ready"})
+print(telemetry.flush(20), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_is_killed_is_told_as_gone_and_one_that_ends_is_not(
+    make: Make, tmp_path: Path, number: signal.Signals
+) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text("[rules.service_gone]\ntimes = 1.2\nmin_s = 1")
+    service = make(alert_rules=str(rules)).start()
+    ends = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+    command = [sys.executable, "-c", ends + PRODUCER, str(service._config_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"True\n"
+        process.send_signal(number)
+    told = watch(service, run="r")
+    if number == signal.SIGKILL:
+        assert "rollout has sent nothing" in next(told).summary
+    else:
+        with pytest.raises(grpc.RpcError):  # the time of the call is up
+            next(told)
 
 
 def test_a_killed_producer_is_told_as_gone(make: Make, tmp_path: Path) -> None:
