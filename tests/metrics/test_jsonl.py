@@ -1,6 +1,9 @@
 """The file sink writes each row once, whatever happened to the file meanwhile."""
 
 import asyncio
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ import pytest
 from services.metrics.rows import Row
 from services.metrics.sinks.jsonl import JsonlSink
 from services.metrics.sinks.sink import Cursor
+from tests.metrics.running import MetricsProcess, batch, part, send
 
 ROWS = [Row(n, "r", b'{"step":%d}' % n, None, True, 0) for n in range(1, 6)]
 LINES = [row.body + b"\n" for row in ROWS]
@@ -60,3 +64,28 @@ def test_lines_that_are_not_ours_stay_on_lines_of_their_own(tmp_path: Path) -> N
     path.write_bytes(b'{"step": 4, "lo')
     catch_up(path, Cursor(0, 0))
     assert path.read_bytes() == b'{"step": 4, "lo\n' + WHOLE
+
+
+def test_eight_producers_of_large_rows_weld_no_line(make: Callable[..., MetricsProcess]) -> None:
+    """Of a file that eight writers append to, one bad line would cost every later read: here one alone writes."""
+    service = make().start()
+    large = {f"train/{'k' * 200}{number}": ["last", 0.5] for number in range(500)}  # over 100 KB a row
+
+    def produce(number: int) -> None:
+        rows = [part(1000 * number + n, large, axis="train/step") for n in range(10)]
+        send(service, batch(rows, producer=f"r/trainer-{number}"))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(produce, range(8)))
+    service.flush()
+    assert service.stop() == 3
+    found = sorted(row["step"] for row in service.rows())  # each line is read as JSON
+    assert found == [1000 * number + n for number in range(8) for n in range(10)]
+
+
+def test_service_alone_keeps_all_runs_in_one_file(make: Callable[..., MetricsProcess]) -> None:
+    service = make(environment={"TEST_ALONE": "1"}).start()
+    for name in ("one", "two"):
+        record = {"run": name, "event": "metrics", "axis": "train/step", "step": 1, "values": {"train/loss": 1}}
+        send(service, batch([json.dumps(record).encode()], producer=f"{name}/x"))
+    assert sorted(row["run"] for row in service.wait_rows(2)) == ["one", "two"]

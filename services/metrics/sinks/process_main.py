@@ -81,7 +81,9 @@ class Served:
             told = self._call(self._object.start, {**settings, "finished_row": finished})
         except (Exception, SystemExit) as error:  # whatever a vendor or a user raises: told, and tried again
             return _error(error)
-        self._through = self._safe = max(settings["durable_row"], finished) if told is None else int(told)
+        if told is None or int(told) > settings["last_row"]:  # it speaks of another durable log's rows
+            told = max(settings["durable_row"], finished)
+        self._through = self._safe = int(told)
         return {"ready": self._safe}
 
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
