@@ -18,13 +18,13 @@ from google.protobuf.message import DecodeError
 
 from furlong.v1 import metrics_pb2
 from services.metrics.intake import RecordsIn, Taken
-from services.metrics.writer import StoreFailed, StoreFull, Writer
+from services.metrics.writer import Sending, StoreFailed, StoreFull, Writer
 
 log = structlog.get_logger()
 
 WINDOW_BATCHES = 16
 """Batches of one stream that may wait for their commit."""
-MAX_WAITING_BYTES = 16 * 1024 * 1024
+MAX_WAITING_BYTES = 8 * 1024 * 1024
 """Bytes of all streams that may wait for their commit."""
 MAX_RAW_BYTES = 80 * 1024 * 1024
 """Bytes of all streams that may wait for room."""
@@ -76,7 +76,7 @@ class StreamIntake:
     def submit(self, stream: "IngestStream", batch: RecordsIn, size_bytes: int) -> _Waiting:
         """Have a batch stored that has room."""
         waiting = _Waiting(stream, batch, size_bytes)
-        waiting.done = self._writer.submit(batch)
+        waiting.done = self._writer.submit(batch, stream.sending)
         waiting.done.add_done_callback(lambda _: self._stored(waiting))
         return waiting
 
@@ -104,6 +104,8 @@ class IngestStream:
     """Event loop only."""
 
     def __init__(self, context: Context, intake: StreamIntake) -> None:
+        self.sending = Sending()
+        """What the writer knows of this stream."""
         self._context, self._intake = context, intake
         self._waiting: deque[_Waiting] = deque()
         self._changed = asyncio.Event()

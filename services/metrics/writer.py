@@ -33,7 +33,7 @@ log = structlog.get_logger()
 Result = TypeVar("Result")
 
 MAX_GROUP_JOBS = 64
-MAX_GROUP_BYTES = 16 * 1024 * 1024
+MAX_GROUP_BYTES = 8 * 1024 * 1024
 TICK_S = 0.25
 UNREADABLE_AFTER_S = 60.0
 
@@ -54,12 +54,33 @@ class Committed:
     rows: Sequence[Row]
 
 
+class Sending:
+    """Batches that one sender sends without waiting for each: when one is not stored, those behind it are not either.
+
+    Else their numbers would say that it is there, and it would be passed over when it is sent again.
+    """
+
+    def __init__(self) -> None:
+        self.failed = False
+
+
 @dataclass(frozen=True)
 class _Job:
     work: "Callable[[Writer], Any]"  # Any: what the job's future holds
     size_bytes: int
-    is_records: bool
+    sending: Sending | None
+    """Of records; None: it is other work."""
     done: "Future[Any]"
+
+    @property
+    def is_records(self) -> bool:
+        return self.sending is not None
+
+    def fail(self, error: Exception) -> None:
+        """It is not in the store."""
+        if self.sending is not None:
+            self.sending.failed = True
+        self.done.set_exception(error)
 
 
 class Writer(threading.Thread):
@@ -106,9 +127,13 @@ class Writer(threading.Thread):
         """Why records are not taken. Empty: they are."""
         return self._room.short
 
-    def submit(self, batch: RecordsIn) -> "Future[Taken]":
-        """Store a batch. The future raises StoreFull or StoreFailed."""
-        return self._put(lambda writer: writer.intake.take(batch), sum(map(len, batch.bodies)), is_records=True)
+    def submit(self, batch: RecordsIn, sending: Sending | None = None) -> "Future[Taken]":
+        """Store a batch. The future raises StoreFull or StoreFailed.
+
+        sending: of who submits several before the first is done; another one once it sends them again.
+        """
+        size_bytes = sum(map(len, batch.bodies))
+        return self._put(lambda writer: writer.intake.take(batch), size_bytes, sending or Sending())
 
     def put_marks(self, marks: Mapping[str, bytes | None]) -> "Future[None]":
         """Keep small states by name. None: forget."""
@@ -170,8 +195,8 @@ class Writer(threading.Thread):
             self._on_death(f"the metrics writer ended: {error!r}")
             raise
 
-    def _put(self, work: "Callable[[Writer], Any]", size_bytes: int, *, is_records: bool = False) -> "Future[Any]":
-        job = _Job(work, size_bytes, is_records, Future())
+    def _put(self, work: "Callable[[Writer], Any]", size_bytes: int, sending: Sending | None = None) -> "Future[Any]":
+        job = _Job(work, size_bytes, sending, Future())
         job.done.set_running_or_notify_cancel()  # who waits may go away; the work is done all the same
         self._jobs.put(job)
         return job.done
@@ -218,6 +243,7 @@ class Writer(threading.Thread):
         return jobs, False
 
     def _commit(self, jobs: list[_Job]) -> None:
+        jobs = _refuse_behind_failed(jobs)
         if self._room.is_short(sum(job.size_bytes for job in jobs if job.is_records)):
             jobs = self._hold(jobs)
         if not jobs and not self.rows.has_due(time.time()):
@@ -273,7 +299,7 @@ class Writer(threading.Thread):
         for job in jobs:
             if job.is_records:
                 self.counts.num_held += 1
-                job.done.set_exception(StoreFull(self._room.short))
+                job.fail(StoreFull(self._room.short))
             else:
                 others.append(job)
         return others
@@ -298,7 +324,7 @@ class Writer(threading.Thread):
         except (sqlite3.Error, OSError) as second:
             log.error("metrics_store_not_reopened", error=repr(second))
         for job in jobs:
-            job.done.set_exception(StoreFailed(repr(error)))
+            job.fail(StoreFailed(repr(error)))
         time.sleep(TICK_S)  # producers wait, and send again
 
     def _is_unreadable(self, error: sqlite3.DatabaseError) -> bool:
@@ -310,6 +336,17 @@ class Writer(threading.Thread):
 @dataclass(frozen=True)
 class _Failed:
     error: Exception
+
+
+def _refuse_behind_failed(jobs: list[_Job]) -> list[_Job]:
+    """Those that may be stored."""
+    kept = []
+    for job in jobs:
+        if job.sending is not None and job.sending.failed:
+            job.fail(StoreFailed("an earlier batch could not be stored: it comes first"))
+        else:
+            kept.append(job)
+    return kept
 
 
 def _no_result(_: object) -> None:

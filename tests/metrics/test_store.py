@@ -16,7 +16,7 @@ import pytest
 
 from services.metrics.intake import RecordsIn
 from services.metrics.rows import Row, StoredBatch
-from services.metrics.writer import Committed
+from services.metrics.writer import Committed, Sending, StoreFailed
 from tests.metrics.running import part
 from tests.metrics.stores import ask, line, store
 
@@ -232,3 +232,26 @@ def test_batches_are_cut_and_ids_never_overlap(tmp_path: Path) -> None:
         batches = new.reader.batches_after(0, 100)
         assert [len(b.bodies) for b in batches] == [4096, 4096, 1808, 3, 3, 3]
         assert [b.first_sequence for b in batches] == [1, 4097, 8193, 10_001, 10_004, 10_007]
+
+
+@pytest.mark.parametrize("fault", ["full", "failing"])
+def test_batch_behind_one_that_was_not_stored_waits_for_it(
+    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sender sends on while the disk is full for a moment, and sends all again then: none is passed over."""
+    monkeypatch.setattr("services.metrics.writer.MAX_GROUP_JOBS", 1)
+    with store(tmp_path / "m.db") as new:
+        faults = iter([True])
+        if fault == "full":
+            monkeypatch.setattr(new.writer._room, "is_short", lambda _: next(faults, False))
+        else:
+            take = new.writer.intake.take
+            monkeypatch.setattr(new.writer.intake, "take", lambda batch: take(batch if not next(faults, 0) else None))
+        sending = Sending()
+        batches = [RecordsIn("r/p", 1, first, (line(first),)) for first in (1, 2, 3)]
+        done = [new.writer.submit(batch, sending) for batch in batches]
+        assert [type(one.exception(10)) for one in done[1:]] == [StoreFailed, StoreFailed]
+        again = Sending()
+        for batch in batches:
+            assert new.writer.submit(batch, again).result(10).num_known == 0
+        assert len(new.bodies()) == 3

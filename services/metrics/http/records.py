@@ -22,7 +22,7 @@ from services.metrics.http.body import pieces
 from services.metrics.http.errors import Problem
 from services.metrics.http.splitting import MAX_RECORD_BYTES, Item, Record, Refusal, Splitter
 from services.metrics.intake import RecordsIn, Taken
-from services.metrics.writer import StoreFailed, StoreFull, Writer
+from services.metrics.writer import Sending, StoreFailed, StoreFull, Writer
 
 MAX_BATCH_RECORDS = 4096
 MAX_BATCH_BYTES = 4 * 1024 * 1024
@@ -146,7 +146,7 @@ class _Post:
     def __init__(self, writer: Writer, sender: Sender, run: str, at_work: asyncio.Semaphore) -> None:
         self.sender, self.answer = sender, Answer()
         self._writer, self._run, self._at_work = writer, run, at_work
-        self._splitter = Splitter()
+        self._splitter, self._sending = Splitter(), Sending()
         self._bodies: list[bytes] = []
         self._size_bytes = 0
         self._pending: deque[_Pending] = deque()
@@ -189,7 +189,7 @@ class _Post:
         batch = RecordsIn(sender.producer, sender.incarnation, sender.next_sequence, bodies)
         sender.next_sequence += len(bodies)  # before anything is awaited: posts of one client run side by side
         first = self.answer.num_records - len(bodies)
-        self._pending.append(_Pending(bodies, first, asyncio.wrap_future(self._writer.submit(batch))))
+        self._pending.append(_Pending(bodies, first, asyncio.wrap_future(self._writer.submit(batch, self._sending))))
         self._bodies, self._size_bytes = [], 0
         if len(self._pending) > MAX_PENDING:
             await self._await_oldest()
