@@ -14,9 +14,16 @@ import pytest
 
 from furlong.rundir import RunDir
 from services.metrics.rows import Row, RowReader
+from services.metrics.sinks import process as process_module
 from services.metrics.sinks.process import ProcessSink, SinkProcessFailed
 from services.metrics.sinks.sink import Cursor, SinkContext
 from tests.metrics.running import until
+
+
+@pytest.fixture(autouse=True)
+def _quick_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hangs is given less time to end by itself."""
+    monkeypatch.setattr(process_module, "_END_S", 0.5)
 
 
 class Last:

@@ -188,7 +188,7 @@ async def test_slow_sink_delays_no_other_and_holds_no_memory(store: Store) -> No
 
 
 async def test_rows_are_read_in_bites_of_bounded_size(store: Store) -> None:
-    store.put(40, text=10_000)  # about 0.6 MB each
+    store.put(40, text=6_000)  # about 0.4 MB each
     bites, place, sizes = Bites(RowSource(store.reader)), 0, []
     while items := bites.after(place):
         place = items[-1].row_id

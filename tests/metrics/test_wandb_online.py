@@ -45,6 +45,7 @@ def state_of(service: MetricsProcess, name: str = "wandb") -> tuple[str, int]:
     return found.state, found.num_rows_behind
 
 
+@pytest.mark.slow
 def test_run_is_whole_named_and_resumed(make: Make, api: WandbApi) -> None:
     service = online(make, api, wandb_group="g", wandb_team="team", wandb_run_name="shown").start()
     send_steps(service, 1, 3)
