@@ -36,8 +36,8 @@ def online(make: Make, api: WandbApi, **options: object) -> MetricsProcess:
     return make(environment={**FAST, **api.environment}, **options)
 
 
-def send_steps(service: MetricsProcess, first: int, last: int, **more: object) -> None:
-    send(service, batch([part(n, {"train/loss": ["last", n]}, **more) for n in range(first, last + 1)], first=first))
+def send_steps(service: MetricsProcess, first: int, last: int) -> None:
+    send(service, batch([part(n, {"train/loss": ["last", n]}) for n in range(first, last + 1)], first=first))
 
 
 def state_of(service: MetricsProcess, name: str = "wandb") -> tuple[str, int]:
@@ -275,7 +275,7 @@ def test_table_arrives_and_one_that_wandb_breaks_on_costs_only_itself(make: Make
     api.breaks_tables = True
     environment = {**FAST, **api.environment, "TEST_WANDB_STUCK_S": "2"}
     service = make(environment=environment, use_wandb=True, wandb_mode="online").start()
-    table = {"train/loss": ["last", 1], "train/t": ["table", ["a"], [[1]]]}
+    table: dict[str, object] = {"train/loss": ["last", 1], "train/t": ["table", ["a"], [[1]]]}
     send(service, batch([part(1, table), part(2, {"train/loss": ["last", 2]})]))
     wait_steps(api, [1, 2], limit_s=90)
     api.breaks_tables = False
