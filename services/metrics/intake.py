@@ -15,6 +15,7 @@ import orjson
 
 from furlong.jsonline import Secrets
 from services.metrics.counts import Counts
+from services.metrics.mildjson import read_object
 from services.metrics.reducer import read_part
 from services.metrics.rows import StoredBatch
 from services.metrics.rowstore import RowStore
@@ -186,19 +187,23 @@ class Intake:
                 self._counts.num_dropped += 1
                 continue
             try:
-                record = _parse(body)
+                record, body = _parse(body)
+                if self._secrets.needles and self._secrets.in_line(body):
+                    record, body = self._without_secrets(record)
             except ValueError as error:
                 refusals.append(str(error))
                 continue
-            if b"\n" in body:
-                body = orjson.dumps(record)
-            if self._secrets.needles and self._secrets.in_line(body):
-                record = self._secrets.redact_tree(record)  # type: ignore[assignment]
-                body = orjson.dumps(record)
             good.sequences.append(sequence)  # type: ignore[attr-defined]
             good.bodies.append(body)  # type: ignore[attr-defined]
             good.records.append(record)  # type: ignore[attr-defined]
         return good
+
+    def _without_secrets(self, record: Record) -> tuple[Record, bytes]:
+        try:
+            clean: Record = self._secrets.redact_tree(record)  # type: ignore[assignment]
+            return clean, orjson.dumps(clean)
+        except (TypeError, RecursionError):
+            raise ValueError("holds a secret, and is nested too deeply to take it out") from None
 
     def _store(self, batch: RecordsIn, producer_id: int, good: _Good) -> None:
         now_us = time.time_ns() // 1000
@@ -281,17 +286,17 @@ def put_mark(connection: sqlite3.Connection, name: str, body: bytes | None) -> N
         connection.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (name, body))
 
 
-def _parse(body: bytes) -> Record:
-    """Raises ValueError saying why it is no record."""
+def _parse(body: bytes) -> tuple[Record, bytes]:
+    """The record, and its one line. Raises ValueError saying why it is no record."""
     if len(body) > MAX_RECORD_BYTES:
         raise ValueError(f"a record has at most {MAX_RECORD_BYTES} bytes, got {len(body)}")
     try:
         record = orjson.loads(body)
-    except ValueError as error:
-        raise ValueError(f"not JSON: {error}") from error
+    except ValueError:
+        return read_object(body)
     if not isinstance(record, dict):
         raise ValueError(f"a record is a JSON object, got {type(record).__name__}")
-    return record
+    return record, body.replace(b"\n", b" ") if b"\n" in body else body  # in JSON a newline is space
 
 
 def _by_run(good: _Good) -> list[tuple[str, _Good]]:

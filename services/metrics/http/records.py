@@ -22,6 +22,7 @@ from services.metrics.http.body import pieces
 from services.metrics.http.errors import Problem
 from services.metrics.http.splitting import MAX_RECORD_BYTES, Item, Record, Refusal, Splitter
 from services.metrics.intake import RecordsIn, Taken
+from services.metrics.mildjson import line_of
 from services.metrics.writer import Sending, StoreFailed, StoreFull, Writer
 
 MAX_BATCH_RECORDS = 4096
@@ -225,7 +226,7 @@ def _with_run(item: Item, run: str) -> Item:
     given = item.fields.get("run")
     if given is None:
         if "run" in item.fields:
-            return _fitting(orjson.dumps({**item.fields, "run": run}), item.fields)
+            return _fitting(line_of({**item.fields, "run": run}), item.fields)
         head = b'{"run":' + orjson.dumps(run)
         return _fitting(head + (b"," + item.body[1:] if item.fields else b"}"), item.fields)
     if not isinstance(given, str) or not _RUN.fullmatch(given):

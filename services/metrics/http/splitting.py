@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from furlong.jsonline import to_line
+from services.metrics import mildjson
 
 MAX_RECORD_BYTES = 4 * 1024 * 1024 - 1024
 """Of one record; a longer line is refused without being kept."""
@@ -21,7 +21,7 @@ _SPACES = re.compile(r"[ \t\r\n,]*")
 _SPREAD = re.compile(rb"\{[ \t\r]*\n")
 """An object that begins like this goes over several lines."""
 _MAY_BE_SPREAD = re.compile(rb"\{[ \t\r]*")
-_DECODER = json.JSONDecoder(parse_constant=lambda name: name)
+_DECODER = mildjson.DECODER
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _read_line(line: bytes) -> list[Item]:
             pass
         else:
             if isinstance(fields, dict):
-                return [Record(orjson.dumps(fields) if b"\\u" in line else line, fields)]
+                return [_record(fields) if b"\\u" in line else Record(line, fields)]
             if isinstance(fields, list):
                 return [_record(value) for value in fields]
             return [_record(fields)]
@@ -247,7 +247,10 @@ def _whole_object_after(text: str, at: int) -> int | None:
 def _record(value: object) -> Item:
     if not isinstance(value, dict):
         return Refusal(f"a record is a JSON object, got {type(value).__name__}")
-    body = to_line(value, max_bytes=1 << 40)
+    try:
+        body = mildjson.line_of(value)
+    except ValueError as error:
+        return Refusal(str(error))
     if len(body) > MAX_RECORD_BYTES:
         return _too_long(len(body))
     return Record(body, value)

@@ -3,16 +3,15 @@
 Two programs that write to one file without a lock, or one that was killed while it wrote, leave such lines.
 """
 
-import json
 from dataclasses import dataclass
 
 import orjson
 
-from furlong.jsonline import to_line
+from services.metrics import mildjson
 
 _MAX_PIECES = 256
 _MAX_TRIES = 32
-_DECODER = json.JSONDecoder()
+_DECODER = mildjson.DECODER
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +64,9 @@ def _parse(content: bytes, text: str) -> JsonObject | None:
 def _parse_text(text: str) -> JsonObject | None:
     """What orjson refuses and other writers do: NaN, Infinity, lone surrogates, bytes that are no UTF-8."""
     try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError):
+        _, body = mildjson.read_object(text.encode("utf-8", "replace"))
+    except ValueError:
         return None
-    if not isinstance(parsed, dict):
-        return None
-    body = to_line(parsed, max_bytes=2 * 1024 * 1024)
     return JsonObject(orjson.loads(body), body)
 
 
