@@ -1,7 +1,7 @@
 """Reads JSON as other programs write it, and writes it again without losing any of it. Pure.
 
-What orjson refuses and others write: NaN and Infinity, numbers beyond a float, halves of surrogate pairs, bytes that are
-no UTF-8. Never cuts anything off: a number that is left out is one that is wrong.
+What orjson refuses and others write: NaN and Infinity, numbers beyond a float, halves of surrogate pairs, bytes that
+are no UTF-8. Never cuts anything off: a number that is left out is one that is wrong.
 """
 
 import json
