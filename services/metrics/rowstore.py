@@ -90,10 +90,6 @@ class RowStore:
         """Have everything that waits handed on, incomplete as it is, with this transaction."""
         self._waiting = dict.fromkeys(self._waiting, -(2**62))
 
-    def set_cursor(self, sink: str, row_id: int, position: int) -> None:
-        """Remember how far a sink is, and its own position there."""
-        self._connection.execute("INSERT OR REPLACE INTO cursors VALUES (?, ?, ?)", (sink, row_id, position))
-
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)

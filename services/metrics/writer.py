@@ -257,7 +257,10 @@ class Writer(threading.Thread):
             self.runs.save()
             self._connection.execute("COMMIT")
         except Exception as error:  # the disk is full, the file is damaged; or a bug, which must not end the thread
-            self._failed(jobs, error)
+            if isinstance(error, sqlite3.Error) or len(jobs) < 2:
+                self._failed(jobs, error)
+            else:
+                self._one_by_one(jobs)
             return
         self.commit_times.add(time.perf_counter() - begun)
         if self.failing:
@@ -281,6 +284,20 @@ class Writer(threading.Thread):
         else:
             if self.retention.take_removed_rows():
                 self.rows.forget()  # it may hold what is gone
+
+    def _one_by_one(self, jobs: list[_Job]) -> None:
+        """One of them has what we did not think of: only that one is to fail, not all that came with it."""
+        self._undo()
+        for job in jobs:
+            self._commit([job])
+
+    def _undo(self) -> None:
+        """Roll back, and forget what may not be in the store. Raises sqlite3.Error."""
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+        self.rows.forget()
+        self.intake.forget()
+        self.runs.forget()
 
     def _tell(self, rows: list[Row]) -> None:
         batches, notable = self.intake.finish()
@@ -310,11 +327,7 @@ class Writer(threading.Thread):
             log.error("metrics_store_failing", error=repr(error), exc_info=error)
         self.failing = repr(error)
         try:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            self.rows.forget()
-            self.intake.forget()
-            self.runs.forget()
+            self._undo()
             if isinstance(error, sqlite3.DatabaseError) and (salvage.is_damage(error) or self._is_unreadable(error)):
                 self._connection.close()
                 self._closed_for = str(error)

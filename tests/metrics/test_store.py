@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from services.metrics.intake import RecordsIn
+from services.metrics.intake import RecordsIn, Taken
 from services.metrics.rows import Row, StoredBatch
 from services.metrics.writer import Committed, Sending, StoreFailed
 from tests.metrics.running import part
@@ -246,7 +246,8 @@ def test_batch_behind_one_that_was_not_stored_waits_for_it(
             monkeypatch.setattr(new.writer._room, "is_short", lambda _: next(faults, False))
         else:
             take = new.writer.intake.take
-            monkeypatch.setattr(new.writer.intake, "take", lambda batch: take(batch if not next(faults, 0) else None))
+            broken = lambda batch: take(batch if not next(faults, 0) else None)  # type: ignore[arg-type]  # noqa: E731
+            monkeypatch.setattr(new.writer.intake, "take", broken)
         sending = Sending()
         batches = [RecordsIn("r/p", 1, first, (line(first),)) for first in (1, 2, 3)]
         done = [new.writer.submit(batch, sending) for batch in batches]
@@ -255,3 +256,21 @@ def test_batch_behind_one_that_was_not_stored_waits_for_it(
         for batch in batches:
             assert new.writer.submit(batch, again).result(10).num_known == 0
         assert len(new.bodies()) == 3
+
+
+def test_batch_that_nobody_thought_of_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with store(tmp_path / "m.db") as new:
+        take = new.writer.intake.take
+
+        def broken(batch: RecordsIn) -> Taken:
+            if batch.producer == "r/odd":
+                raise ZeroDivisionError
+            return take(batch)
+
+        monkeypatch.setattr(new.writer.intake, "take", broken)
+        held = threading.Event()
+        new.writer.execute(lambda connection: held.wait(10))  # so that the next ones come together
+        done = [new.writer.submit(RecordsIn(f"r/{who}", 1, 1, (line(1),))) for who in ("a", "odd", "b")]
+        held.set()
+        assert [type(one.exception(10)) for one in done] == [type(None), StoreFailed, type(None)]
+        assert len(new.bodies()) == 2
