@@ -328,7 +328,7 @@ class MetricsSection(Section):
     metrics_tensorboard_dir: str = ""
     """Folder of the event files, one folder a run below it. Empty: tensorboard/ in the run directory."""
     mlflow_tracking_uri: str = ""
-    """Hand the rows to the MLflow server there. User, password and token come from MLflow's own environment variables."""
+    """Hand the rows to the MLflow server there. Credentials come from MLflow's own environment variables."""
     mlflow_experiment: str = ""
     """MLflow experiment. Empty: furlong."""
     prometheus_stale_s: Positive = 3600.0
