@@ -13,7 +13,7 @@ INTERVAL_S = 1.0
 async def tell_needs(writer: Writer, sinks: SinkManager) -> None:
     """Until it is cancelled."""
     while True:
-        rows = {task.cursor_name: task.safe for task in sinks if not isinstance(task.source, BatchSource)}
-        batches = {task.cursor_name: task.safe for task in sinks if isinstance(task.source, BatchSource)}
+        rows = {task.cursor_name: task.needed_after for task in sinks if not isinstance(task.source, BatchSource)}
+        batches = {task.cursor_name: task.needed_after for task in sinks if isinstance(task.source, BatchSource)}
         writer.retention.needs = Needs(rows, batches)
         await asyncio.sleep(INTERVAL_S)

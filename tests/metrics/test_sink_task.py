@@ -203,6 +203,9 @@ async def test_sink_of_one_run_sees_no_other(store: Store) -> None:
         store.put(2, run=run)
     async with driving(sink, store, run="a") as driven:
         await until(lambda: sink.rows == [1, 2, 5, 6])
+        store.put(3, run="b")  # of no interest to it: they may go
+        driven.notify()
+        await until(lambda: driven.needed_after == 9)
         assert (await driven.status()).num_rows_behind == 0
 
 

@@ -153,16 +153,6 @@ class SinkManager:
             wait.cancel()
         return [waits[wait] for wait in pending]
 
-    def needed(self, follows: str) -> int | None:
-        """The `rows` or `batches` after this id are still needed by a sink; None: by none."""
-        of = [
-            task
-            for name, tasks in self._tasks.items()
-            if self._kind(name).follows == follows
-            for task in tasks.values()
-        ]
-        return min((task.safe for task in of), default=None)
-
     async def close(self, timeout_s: float) -> None:
         """Hand over what is left everywhere, at once, within timeout_s seconds."""
         self._closed = True

@@ -51,9 +51,15 @@ class RowSource:
 
     def __init__(self, reader: RowReader, run: str | None = None) -> None:
         self._reader, self._run = reader, run
+        self.clear_through = 0
+        """Up to this row none has been left to read. Of one run: what follows its last row is of no interest to it."""
 
     def after(self, item_id: int, limit: int) -> Sequence[Row]:
-        return self._reader.after(item_id, limit, run=self._run)
+        newest = self._reader.last_row_id() if self._run is not None else 0  # before: one may come meanwhile
+        rows = self._reader.after(item_id, limit, run=self._run)
+        if not rows:
+            self.clear_through = max(self.clear_through, newest)
+        return rows
 
     def last_id(self) -> int:
         if self._run is None:

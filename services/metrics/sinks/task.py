@@ -74,6 +74,12 @@ class SinkTask(Generic[Item]):
         self._asked_for_s = 0.0
         self._task = asyncio.create_task(self._run(), name=f"sink-{sink.name}")
 
+    @property
+    def needed_after(self) -> int:
+        """Rows up to this one may go from the durable log, as far as this sink is concerned."""
+        clear_through = getattr(self.source, "clear_through", 0)
+        return max(self.safe, clear_through) if self.safe >= self.handed else self.safe
+
     def notify(self) -> None:
         """There are new rows. Event loop only."""
         self._new_rows.set()
