@@ -6,12 +6,14 @@
 import ipaddress
 import math
 
+from furlong.config.destinations import check_destinations
 from furlong.config.errors import ConfigError, Problem
 from furlong.config.sections import RunConfig, RunSection
 
 KNOBS = ("rollout_batch_size", "n_samples_per_prompt", "global_batch_size", "num_steps_per_rollout")
 OF_THE_SERVICE = ("use_wandb", "use_tensorboard", "mlflow_tracking_uri", "statsd_addr", "otlp_endpoint")
 OF_THE_SERVICE += ("metrics_webhook", "metrics_sink", "tail", "scrape")
+OF_THE_SERVICE += ("disable_alerts", "alert_webhook", "alert_slack_webhook_file")
 KNOB_RULE = "rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout"
 
 
@@ -207,10 +209,11 @@ def _check_rollout(config: RunConfig) -> list[Problem]:
 def check_metrics(config: RunConfig) -> list[Problem]:
     """The metrics section's own rules, which hold for a service alone too."""
     metrics = config.metrics
+    problems = check_destinations(metrics)
     if "/" in metrics.wandb_group or "/" in metrics.wandb_project:
         value = {"wandb_project": metrics.wandb_project, "wandb_group": metrics.wandb_group}
-        return [Problem("metrics", value, "wandb project and group must not contain '/'")]
-    return _check_shared(config) if metrics.metrics_addr else []
+        problems.append(Problem("metrics", value, "wandb project and group must not contain '/'"))
+    return [*problems, *(_check_shared(config) if metrics.metrics_addr else [])]
 
 
 def _check_shared(config: RunConfig) -> list[Problem]:
@@ -221,8 +224,12 @@ def _check_shared(config: RunConfig) -> list[Problem]:
         problems.append(Problem("run.name", config.run.name, rule, "Give --name."))
     for name in OF_THE_SERVICE:
         if value := getattr(config.metrics, name):
-            rule = "has no effect with --metrics-addr: the service there has sinks and files of its own"
+            rule = "has no effect with --metrics-addr: the service there has sinks, files and rules of its own"
             problems.append(Problem(f"metrics.{name}", value, rule, f"Give --{_kebab(name)} to that service."))
+    if config.metrics.alert_rules and not config.metrics.halt_on:  # --halt-on may name rules of the file
+        rule = "has no effect with --metrics-addr: the service there watches the rules"
+        remedy = "Give --alert-rules to that service; here it only tells --halt-on the names of rules."
+        problems.append(Problem("metrics.alert_rules", config.metrics.alert_rules, rule, remedy))
     return problems
 
 

@@ -21,6 +21,8 @@ NEEDED_MODULES: Mapping[str, tuple[str, ...]] = {
     "rollout": ("torch", "transformers", "aiohttp", "jinja2"),
     "trainer": ("torch", "transformers", "safetensors"),
     "wandb": ("wandb",),
+    "tensorboard": ("tensorboardX",),
+    "mlflow": ("mlflow",),
 }
 HOOK_KEYS = ("custom_rm_path", "custom_rollout_log_function_path", "custom_eval_rollout_log_function_path")
 
@@ -44,8 +46,14 @@ def check_machine(config: RunConfig, services: Iterable[str], environment: Mappi
 def missing_packages(config: RunConfig, services: Iterable[str]) -> list[Problem]:
     """Extras of the distribution that are not installed here."""
     extras = list(services)
-    if config.metrics.use_wandb and "metrics" in extras:
-        extras.append("wandb")
+    if "metrics" in extras:
+        metrics = config.metrics
+        wanted = {
+            "wandb": metrics.use_wandb,
+            "tensorboard": metrics.use_tensorboard,
+            "mlflow": metrics.mlflow_tracking_uri,
+        }
+        extras += [extra for extra, is_wanted in wanted.items() if is_wanted]
     problems = []
     for extra in extras:
         missing = [name for name in NEEDED_MODULES.get(extra, ()) if importlib.util.find_spec(name) is None]

@@ -9,12 +9,11 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 import structlog
 
-from furlong.config.errors import Problem
+from furlong.config.destinations import scraped
 from services.metrics.engines import exposition
 from services.metrics.engines.exposition import Exposition
 from services.metrics.tailing.tailer import Sample
@@ -43,30 +42,7 @@ class Endpoint:
 
 def read_endpoint(given: str) -> Endpoint:
     """`URL` or `INSTANCE=URL`. Raises ValueError saying what is wrong."""
-    name, sign, url = given.partition("=")
-    if not sign or "://" in name or "/" in name:
-        name, url = "", given
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("must be http://HOST:PORT/PATH, or INSTANCE= before it")
-    if parts.username or parts.password:
-        raise ValueError("must hold no user and no password")
-    if not parts.path:
-        parts = parts._replace(path="/metrics")
-    return Endpoint(name or parts.netloc, urlunsplit(parts))
-
-
-def problems(urls: Sequence[str]) -> list[Problem]:
-    """What is wrong with the URLs, before anything starts."""
-    found = []
-    for url in urls:
-        try:
-            read_endpoint(url)
-        except ValueError as error:
-            shown = url if "@" not in url else url.rpartition("@")[2]
-            remedy = "For example --scrape http://127.0.0.1:30000/metrics, or engine-0=http://..."
-            found.append(Problem("metrics.scrape", shown, str(error), remedy))
-    return found
+    return Endpoint(*scraped(given))
 
 
 class Scraper:

@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from furlong.config.destinations import url_problem
 from furlong.process import ExitCode
 from services.metrics.rows import Row
 from services.metrics.sinks.mlflow_names import params_of
-from services.metrics.sinks.post import problem_of
 from services.metrics.sinks.run_process import RunProcessSink
 from services.metrics.sinks.sink import Cursor, Sink, SinkContext, option_of
 
@@ -29,7 +29,7 @@ def make(options: Mapping[str, object], context: SinkContext) -> Sink[Row]:
     """Options: uri, experiment."""
     uri = option_of(options, context, "uri", str)
     if uri.startswith("http"):
-        if problem := problem_of(uri):
+        if problem := url_problem(uri):
             raise context.refuse("uri", "[not shown]", problem)
         if urlsplit(uri).password or urlsplit(uri).username:
             remedy = "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."

@@ -15,10 +15,11 @@ from urllib.parse import unquote
 import structlog
 
 from furlong import __version__
+from furlong.config.destinations import url_problem
 from services.metrics.rows import Row
 from services.metrics.sinks.drawn import Drawn, drawn
 from services.metrics.sinks.otlp_messages import metrics_request, num_points, rejected
-from services.metrics.sinks.post import Poster, PostFailed, Unacceptable, problem_of
+from services.metrics.sinks.post import Poster, PostFailed, Unacceptable
 from services.metrics.sinks.sink import Cursor, Refused, Sink, SinkContext, option_of
 
 log = structlog.get_logger()
@@ -130,7 +131,7 @@ class Sender(Generic[Item]):
 def poster(options: Mapping[str, object], context: SinkContext, path: str) -> Poster:
     """To a path below the endpoint, with the headers that the environment gives."""
     endpoint = option_of(options, context, "endpoint", str)
-    if problem := problem_of(endpoint):
+    if problem := url_problem(endpoint):
         raise context.refuse("endpoint", "[not shown]", problem)
     environment = {**os.environ, **context.environment}
     url = f"{endpoint.rstrip('/')}/{path}"

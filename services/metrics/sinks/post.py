@@ -141,18 +141,6 @@ def secrets_in(url: str) -> list[str]:
     return [*folders, parts.password or "", *(value for _, value in parse_qsl(parts.query))]
 
 
-def problem_of(url: str) -> str:
-    """What is wrong with a URL to post to. Empty: nothing."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError as error:
-        return str(error)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return "must be a URL such as http://host:4318"
-    return ""
-
-
 def _until(header: str, now: float) -> float:
     moment = email.utils.parsedate_to_datetime(header)
     return moment.replace(tzinfo=moment.tzinfo or datetime.UTC).timestamp() - now

@@ -19,6 +19,7 @@ from decimal import Decimal
 import structlog
 
 from furlong.addresses import join_host_port
+from furlong.config.destinations import host_and_port
 from services.metrics.rows import Row
 from services.metrics.sinks.drawn import Drawn, drawn
 from services.metrics.sinks.names import Names, folder_of
@@ -40,12 +41,11 @@ _fold = folder_of("A-Za-z0-9_.-")
 def make(options: Mapping[str, object], context: SinkContext) -> Sink[Row]:
     """Options: addr (HOST:PORT), prefix."""
     addr = option_of(options, context, "addr", str)
-    host, _, port = addr.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if (found := host_and_port(addr)) is None:
         raise context.refuse("addr", addr, "must be HOST:PORT, for example 127.0.0.1:8125")
     prefix = option_of(options, context, "prefix", str, "furlong")
     names = Names(fold_name, max_chars=MAX_NAME_CHARS, kept_in=context.folder / "names.json")
-    return StatsdSink(host.strip("[]"), int(port), prefix=prefix, names=names)
+    return StatsdSink(*found, prefix=prefix, names=names)
 
 
 class StatsdSink(Sink[Row]):

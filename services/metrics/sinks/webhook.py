@@ -16,8 +16,9 @@ from pathlib import Path
 import orjson
 
 from furlong import __version__
+from furlong.config.destinations import url_problem
 from services.metrics.rows import Row
-from services.metrics.sinks.post import Poster, PostFailed, Unacceptable, problem_of
+from services.metrics.sinks.post import Poster, PostFailed, Unacceptable
 from services.metrics.sinks.sink import Cursor, Refused, Sink, SinkContext, option_of
 
 AUTHORIZATION = "FURLONG_WEBHOOK_AUTHORIZATION"
@@ -29,7 +30,7 @@ POST_LIMIT_S = 20.0
 def make(options: Mapping[str, object], context: SinkContext) -> Sink[Row]:
     """Options: url."""
     url = option_of(options, context, "url", str)
-    if problem := problem_of(url):
+    if problem := url_problem(url):
         raise context.refuse("url", "[not shown]", problem)
     authorization = context.environment.get(AUTHORIZATION) or os.environ.get(AUTHORIZATION, "")
     headers = {"Authorization": authorization} if authorization else {}

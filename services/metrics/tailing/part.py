@@ -8,12 +8,11 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 from furlong.config import ConfigError, RunConfig
+from furlong.config.destinations import scrape_problems, tail_problems
 from furlong.process import ExitCode
 from furlong.rundir import RunDir
 from furlong.v1 import metrics_pb2
-from services.metrics.engines import scraper
 from services.metrics.engines.scraper import Endpoint, Scraper
-from services.metrics.tailing import patterns
 from services.metrics.tailing.pace import Pace
 from services.metrics.tailing.store_link import WriterLink
 from services.metrics.tailing.tailer import ENGINES_MARK, TailedFile, Tailer
@@ -54,7 +53,7 @@ class Following:
 async def following_files(parts: "Parts") -> AsyncGenerator[Following]:
     """Raises ConfigError for paths and URLs that cannot be used."""
     config, run_dir = parts.context.config, parts.context.run_dir
-    problems = [*patterns.problems(config.metrics.tail), *scraper.problems(config.metrics.scrape)]
+    problems = [*tail_problems(config.metrics.tail), *scrape_problems(config.metrics.scrape)]
     if problems:
         raise ConfigError(problems)
     paths = files_to_follow(config, run_dir, alone=parts.alone)

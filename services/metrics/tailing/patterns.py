@@ -1,5 +1,6 @@
-"""The files that paths and globs name: now, and later again. A folder by itself is refused; links to folders are not
-walked into, so that no circle of them is walked for ever.
+"""The files that paths and globs name: now, and later again.
+
+Links to folders are not walked into, so that no circle of them is walked for ever.
 """
 
 import glob
@@ -8,23 +9,8 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from furlong.config.errors import Problem
-
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".Z")
 """Rotated and packed: what is in them was read before."""
-
-
-def problems(patterns: Iterable[str]) -> list[Problem]:
-    """What is wrong with the paths, before anything starts."""
-    found = []
-    for pattern in patterns:
-        if not pattern:
-            found.append(Problem("metrics.tail", repr(pattern), "must name a file or a glob", "Leave it out."))
-        elif os.path.isdir(pattern):
-            inside = f"{pattern.rstrip('/')}/*.log"
-            remedy = f"Name the files in it: --tail '{inside}', or '{pattern.rstrip('/')}/**/*.log' for all below it."
-            found.append(Problem("metrics.tail", pattern, "must name files, not a folder", remedy))
-    return found
 
 
 def expand(patterns: Iterable[str]) -> dict[str, os.stat_result]:

@@ -10,9 +10,10 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
+from furlong.config.destinations import scrape_problems
 from furlong.records import Mean, Value
 from services.metrics.engines.exposition import parse, values
-from services.metrics.engines.scraper import Scraper, problems, read_endpoint
+from services.metrics.engines.scraper import Scraper, read_endpoint
 from services.metrics.tailing.tailer import Sample
 
 RECORDED = Path(__file__).with_name("sglang_0_5_23.prom").read_text()
@@ -84,7 +85,7 @@ def test_endpoint_has_a_name_and_a_path(given: str, instance: str, url: str) -> 
 
 @pytest.mark.parametrize("url", ["h:1", "ftp://h/x", "http://", "http://user:secret@h/metrics"])
 def test_wrong_url_is_refused_without_its_secret(url: str) -> None:
-    (problem,) = problems([url])
+    (problem,) = scrape_problems([url])
     assert "secret" not in str(problem)
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from furlong.config.destinations import tail_problems
 from furlong.rundir import RunDir
 from services.metrics.tailing import followed
 from services.metrics.tailing.follower import Batch, Follower
 from services.metrics.tailing.part import is_own_file
-from services.metrics.tailing.patterns import is_related, problems
+from services.metrics.tailing.patterns import is_related
 from tests.metrics.tailing.fake_store import FakeStore, Hand
 
 
@@ -242,7 +243,7 @@ def test_what_is_no_log_is_left_alone_and_said_once(tmp_path: Path) -> None:
 
 
 def test_folder_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    (problem,) = problems([str(tmp_path), str(tmp_path / "*.log")])
+    (problem,) = tail_problems([str(tmp_path), str(tmp_path / "*.log")])
     assert f"--tail '{tmp_path}/*.log'" in str(problem.remedy)
 
 

@@ -1,0 +1,49 @@
+"""What the addresses of sinks and endpoints must look like: told before anything starts, each by its key."""
+
+from pathlib import Path
+
+import pytest
+
+from furlong.config import RunConfig
+from furlong.config.destinations import check_destinations, host_and_port
+from furlong.config.rules import check_metrics
+from furlong.config.sections import MetricsSection, RunSection
+
+
+@pytest.mark.parametrize(
+    ("field", "bad", "good"),
+    [
+        ("statsd_addr", "localhost", "localhost:8125"),
+        ("statsd_addr", "h:0", "[::1]:1"),
+        ("otlp_endpoint", "collector:4318", "http://collector:4318"),
+        ("metrics_webhook", "ftp://h/x", "https://h/x"),
+        ("metrics_webhook", "http://h:port/x", "http://h:1/x"),
+        ("mlflow_tracking_uri", "http://", "sqlite:///x.db"),
+        ("scrape", ("h:1",), ("engine-0=http://h:1",)),
+        ("tail", ("/",), ("/*.log",)),
+    ],
+)
+def test_wrong_place_is_told_by_its_key(field: str, bad: object, good: object) -> None:
+    assert [problem.key for problem in check_destinations(MetricsSection(**{field: bad}))] == [f"metrics.{field}"]
+    assert check_destinations(MetricsSection(**{field: good})) == []
+
+
+def test_all_are_told_at_once_and_without_what_may_be_secret() -> None:
+    metrics = MetricsSection(statsd_addr="x", otlp_endpoint="s3cret", metrics_webhook="s3cret", scrape=("x",))
+    told = "\n".join(map(str, check_metrics(RunConfig(metrics=metrics))))
+    assert len(told.splitlines()) == 4 and "s3cret" not in told
+
+
+def test_parts_of_an_address_come_without_brackets() -> None:
+    assert host_and_port("[::1]:8125") == ("::1", 8125)
+
+
+def test_rules_of_alerts_are_refused_where_a_shared_service_has_them(tmp_path: Path) -> None:
+    def told(**metrics: object) -> list[str]:
+        shared = MetricsSection(metrics_addr="127.0.0.1:1", **metrics)  # type: ignore[arg-type]
+        return [problem.key for problem in check_metrics(RunConfig(run=RunSection(name="mine"), metrics=shared))]
+
+    assert told(disable_alerts=("repetition",)) == ["metrics.disable_alerts"]
+    assert told(alert_webhook="http://h/x") == ["metrics.alert_webhook"]
+    assert told(alert_rules="rules.toml") == ["metrics.alert_rules"]
+    assert told(alert_rules="rules.toml", halt_on=("mine",)) == []
