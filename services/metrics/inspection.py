@@ -17,6 +17,7 @@ import structlog
 
 from services.metrics.rebuild import DAMAGED_CRC
 from services.metrics.salvage import is_damage
+from services.metrics.soundness import agrees, is_contribution, is_row
 from services.metrics.store import open_reader
 from services.metrics.writer import StoreFailed, Writer
 
@@ -38,7 +39,7 @@ async def inspect(path: Path, writer: Writer) -> None:
     """Once through everything that is there now."""
     began = time.monotonic()
     try:
-        damaged, unfinished = await _tables(path), await _batches(path, writer)
+        damaged, unfinished = await _tables(path) or await _rows(path), await _batches(path, writer)
     except sqlite3.DatabaseError as error:
         if is_damage(error):
             damaged, unfinished = str(error), 0
@@ -70,6 +71,43 @@ def _check_table(reader: sqlite3.Connection, table: str) -> str:
         if "interrupted" in str(error):
             return "ok"
         raise
+
+
+async def _rows(path: Path) -> str:
+    """What is wrong with the first row or contribution that is no JSON. Empty: all are."""
+    after, doubtful = 0, []
+    while True:
+        found = await asyncio.to_thread(_with_reader, path, lambda reader, begin=after: _step_rows(reader, begin))
+        if not found:
+            break
+        after = found[-1][0]
+        if bad := [step_id for step_id, verdict in found if verdict is None]:
+            return f"step {bad[0]}: its row or what its parts said is no JSON of ours"
+        doubtful += [step_id for step_id, verdict in found if not verdict]
+        await asyncio.sleep(PAUSE_S)
+    if not doubtful:
+        return ""
+    verdict = f"step {doubtful[0]} and {len(doubtful) - 1} more: the row is not what its parts come to"
+    if any(path.parent.glob(f"{path.name}.damaged-*")):  # it was made anew already: that is no remedy
+        log.error("metrics_rows_doubtful", reason=verdict)
+        return ""
+    return verdict
+
+
+def _step_rows(reader: sqlite3.Connection, after: int) -> list[tuple[int, bool | None]]:
+    """Some steps, and whether their rows are right. None: they cannot be read."""
+    find = (
+        "SELECT s.id, r.id, r.body FROM steps s LEFT JOIN rows r ON r.id = s.last_row_id"
+        " WHERE s.id > ? ORDER BY s.id LIMIT ?"
+    )
+    said = "SELECT body FROM contributions WHERE step_id = ?"
+    found: list[tuple[int, bool | None]] = []
+    reader.execute("BEGIN")  # a row and its parts as of one moment
+    for step_id, row_id, body in reader.execute(find, (after, STEP_BATCHES)).fetchall():
+        bodies = [contribution for (contribution,) in reader.execute(said, (step_id,))]
+        is_read = (row_id is None or is_row(body)) and all(map(is_contribution, bodies))
+        found.append((step_id, agrees(reader, step_id) if is_read else None))
+    return found
 
 
 async def _batches(path: Path, writer: Writer) -> int:

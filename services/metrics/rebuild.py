@@ -16,11 +16,11 @@ from services.metrics.reducer import (
     RowKey,
     Step,
     dump_contribution,
-    load_contribution,
     merge,
     read_part,
     row_line,
 )
+from services.metrics.soundness import drop_contradicted, drop_unreadable, load_contributions
 
 DAMAGED_CRC = -1
 """Of a batch whose text is not what was stored: it is kept to be read, and no number is taken from it."""
@@ -28,20 +28,27 @@ DAMAGED_CRC = -1
 _Place = tuple[RowKey, str, str]
 
 
-def rebuild(connection: sqlite3.Connection) -> int:
-    """Within the caller's transaction; how many rows were made again."""
-    _find_damaged_batches(connection)
+def rebuild(connection: sqlite3.Connection, *, all_batches: bool) -> int:
+    """Within the caller's transaction; how many rows were made again.
+
+    all_batches: none was lost. Else a row that is reduced anew may lack records, and is marked incomplete.
+    """
+    all_records = not _find_damaged_batches(connection) and all_batches
+    drop_unreadable(connection)
     _name_runs(connection)
     _restore_steps(connection)
-    _restore_contributions(connection)
+    drop_contradicted(connection)
+    restored = _restore_contributions(connection)
     connection.execute("DELETE FROM contributions WHERE step_id NOT IN (SELECT id FROM steps)")
     connection.execute(
         "DELETE FROM steps WHERE id NOT IN (SELECT step_id FROM contributions)"
         " AND (last_row_id IS NULL OR last_row_id NOT IN (SELECT id FROM rows))"
     )
-    num_rows = _restore_rows(connection)
+    num_rows = _restore_rows(connection, doubtful=set() if all_records else restored)
+    for table in ("attempts", "points", "series"):  # what they hold is said by steps and rows
+        connection.execute(f"DELETE FROM {table}")
     connection.execute(
-        "INSERT OR REPLACE INTO attempts SELECT run, axis, attempt, min(step) FROM steps GROUP BY run, axis, attempt"
+        "INSERT INTO attempts SELECT run, axis, attempt, min(step) FROM steps GROUP BY run, axis, attempt"
     )
     fill_points(connection)
     connection.execute(
@@ -55,13 +62,15 @@ def rebuild(connection: sqlite3.Connection) -> int:
     return num_rows
 
 
-def _find_damaged_batches(connection: sqlite3.Connection) -> None:
+def _find_damaged_batches(connection: sqlite3.Connection) -> bool:
+    """Mark them; whether there are any."""
     damaged = [
         (batch_id,)
         for batch_id, crc, body in connection.execute("SELECT id, crc, body FROM batches")
-        if crc != zlib.crc32(body)
+        if not isinstance(body, bytes) or crc != zlib.crc32(body)
     ]
     connection.executemany(f"UPDATE batches SET crc = {DAMAGED_CRC} WHERE id = ?", damaged)
+    return bool(damaged)
 
 
 def _name_runs(connection: sqlite3.Connection) -> None:
@@ -98,7 +107,9 @@ def _restore_steps(connection: sqlite3.Connection) -> None:
         )
 
 
-def _restore_contributions(connection: sqlite3.Connection) -> None:
+def _restore_contributions(connection: sqlite3.Connection) -> set[int]:
+    """Those that are lost, from the records; the steps that they are of."""
+    restored: set[int] = set()
     known = _known_places(connection)
     lost: dict[RowKey, Step] = {}
     for producer, incarnation, part in _parts(connection):
@@ -106,6 +117,7 @@ def _restore_contributions(connection: sqlite3.Connection) -> None:
             merge(lost.setdefault(part.key, Step(part.key)), part, producer=producer, incarnation=incarnation)
     for step in lost.values():
         step_id, expected = _step(connection, step)
+        restored.add(step_id)
         for (part_name, producer), contribution in step.contributions.items():
             connection.execute(
                 "INSERT OR IGNORE INTO contributions VALUES (?, ?, ?, ?, ?)",
@@ -115,6 +127,7 @@ def _restore_contributions(connection: sqlite3.Connection) -> None:
             "UPDATE steps SET rollout_id = coalesce(rollout_id, ?), expected = ? WHERE id = ?",
             (step.rollout_id, orjson.dumps(sorted(step.expected | expected)), step_id),
         )
+    return restored
 
 
 def _known_places(connection: sqlite3.Connection) -> set[_Place]:
@@ -132,7 +145,7 @@ def _parts(connection: sqlite3.Connection) -> Iterator[tuple[str, int, Part]]:
         f" LEFT JOIN producers p ON p.id = b.producer_id WHERE b.crc != {DAMAGED_CRC} ORDER BY b.id"
     )
     for producer, incarnation, body in batches:
-        if b'"metrics"' not in body:
+        if b"metrics" not in body:
             continue
         for line in body.split(b"\n"):
             try:
@@ -156,18 +169,15 @@ def _step(connection: sqlite3.Connection, step: Step) -> tuple[int, set[str]]:
     return int(step_id), set(orjson.loads(expected))
 
 
-def _restore_rows(connection: sqlite3.Connection) -> int:
+def _restore_rows(connection: sqlite3.Connection, *, doubtful: set[int]) -> int:
     lost = connection.execute(
         "SELECT id, run, axis, step, attempt, rollout_id, expected, opened_us, last_row_id FROM steps"
         " WHERE last_row_id IS NOT NULL AND last_row_id NOT IN (SELECT id FROM rows)"
     ).fetchall()
     for step_id, run, axis, number, attempt, rollout_id, expected, opened_us, row_id in lost:
         step = Step(RowKey(run, axis, number, attempt), set(orjson.loads(expected)), rollout_id)
-        for part, who, incarnation, body in connection.execute(
-            "SELECT part, producer, incarnation, body FROM contributions WHERE step_id = ?", (step_id,)
-        ):
-            step.contributions[part, who] = load_contribution(incarnation, body)
-        line, _ = row_line(step, complete=step.is_complete, amends=False)
+        load_contributions(connection, step, step_id)
+        line, _ = row_line(step, complete=step.is_complete and step_id not in doubtful, amends=False)
         connection.execute(
             "INSERT OR IGNORE INTO runs (name, first_us, last_us) VALUES (?, ?, ?)", (run, opened_us, opened_us)
         )

@@ -21,13 +21,11 @@ CHECKED_WHOLE_BYTES = 8 * 1024 * 1024
 ID_GAP = 1_000_000
 """Ids that are left out after a loss: sinks may have seen rows that are no longer there."""
 _TABLES = (
-    *("runs", "producers", "batches", "records", "steps", "attempts", "contributions", "rows", "series", "points"),
+    *("runs", "producers", "batches", "records", "steps", "contributions", "rows"),
     *("cursors", "sinks", "alerts", "marks"),
 )
 _BACKWARDS = {
-    "attempts": "run DESC, axis DESC, attempt DESC",
     "contributions": "step_id DESC, part DESC, producer DESC",
-    "points": "series_id DESC, step DESC, attempt DESC",
 }
 _LOG_HEADER, _FRAME_HEADER = struct.Struct(">IIIIIIII"), struct.Struct(">IIIIII")
 
@@ -58,6 +56,11 @@ class LogFrames:
 def is_damage(error: sqlite3.DatabaseError) -> bool:
     """Whether the file is damaged. A full, read-only or failing disk is another thing: the file may be well."""
     return type(error) is sqlite3.DatabaseError or "malformed" in str(error)  # its subclasses mean other things
+
+
+def readable_text(text: bytes) -> str:
+    """Of a name whose bytes have gone bad too: to read it must not be an error."""
+    return text.decode("utf-8", "replace")
 
 
 def look_at_log(path: Path) -> LogFrames:
@@ -126,8 +129,8 @@ def check_quickly(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def check_whole(connection: sqlite3.Connection) -> None:
-    """Every page and index. Raises sqlite3.DatabaseError saying what is wrong first."""
-    verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    """Every page and index entry. Raises sqlite3.DatabaseError saying what is wrong first."""
+    verdict = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if verdict != "ok":
         raise sqlite3.DatabaseError(verdict)
 
@@ -183,7 +186,8 @@ def rescue(damaged: Path, into: sqlite3.Connection) -> dict[str, Any]:
         migrate(into)
     leave_ids_out(into)
     into.execute("BEGIN IMMEDIATE")
-    num_rows = rebuild(into)
+    removed = into.execute("SELECT count(*) FROM totals WHERE name = 'records_removed' AND value > 0").fetchone()[0]
+    num_rows = rebuild(into, all_batches="batches" in complete and not removed)
     into.execute("COMMIT")
     num_records = into.execute("SELECT value FROM totals WHERE name = 'records_stored'").fetchone()[0]
     return {"num_rescued": num_records, "complete_tables": tuple(complete), "num_rebuilt_rows": num_rows}
@@ -193,9 +197,11 @@ def _open_damaged(aside: Path) -> sqlite3.Connection | None:
     has_log = aside.with_name(aside.name + "-wal").exists()
     options = "mode=ro" if has_log else "mode=ro&immutable=1"  # immutable: leaves no new files beside it
     try:
-        return sqlite3.connect(f"file:{aside}?{options}", uri=True, isolation_level=None)
+        source = sqlite3.connect(f"file:{aside}?{options}", uri=True, isolation_level=None)
     except sqlite3.Error:
         return None
+    source.text_factory = readable_text
+    return source
 
 
 def _version(source: sqlite3.Connection | None) -> int:
@@ -214,14 +220,24 @@ def _copy_table(source: sqlite3.Connection, into: sqlite3.Connection, table: str
     marks = ",".join("?" * len(known))
     insert = f"INSERT OR IGNORE INTO {table} VALUES ({marks})"
     try:
+        all_fit = True
         for row in source.execute(f"SELECT * FROM {table}"):
-            into.execute(insert, row)
-        return True
+            all_fit = _put(into, insert, row) and all_fit
+        return all_fit
     except sqlite3.Error:
         pass
     try:  # from the other end, until the same damage
         for row in source.execute(f"SELECT * FROM {table} ORDER BY {_BACKWARDS.get(table, 'rowid DESC')}"):
-            into.execute(insert, row)
+            _put(into, insert, row)
     except sqlite3.Error:
         return False
     return False
+
+
+def _put(into: sqlite3.Connection, insert: str, row: tuple[object, ...]) -> bool:
+    """Whether it fits the table; what stands on a damaged page need not."""
+    try:
+        into.execute(insert, row)
+    except sqlite3.IntegrityError:
+        return False
+    return True

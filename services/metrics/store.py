@@ -76,12 +76,14 @@ def open_reader(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, check_same_thread=False, isolation_level=None)
     connection.execute("PRAGMA busy_timeout = 5000")
     connection.execute("PRAGMA cache_size = -1024")
+    connection.text_factory = salvage.readable_text
     return connection
 
 
 def _connect(path: Path) -> sqlite3.Connection:
     is_new = not path.exists() or not path.stat().st_size
     connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, cached_statements=256)
+    connection.text_factory = salvage.readable_text
     try:
         connection.execute("PRAGMA busy_timeout = 5000")
 

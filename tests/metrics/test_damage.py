@@ -1,6 +1,7 @@
 """Bytes go bad on the disk: it is noticed, said, set aside; what is left is whole, and nothing is counted twice."""
 
 import asyncio
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -81,6 +82,36 @@ def test_rows_are_whole_after_a_page_went_bad(
         new.take(part(NUM_STEPS, {"train/key_1": ["sum", 1]}), producer="r/new")
         assert new.reader.last_row_id() > 1_000_000  # no id twice: sinks remember them
         assert new.reader.points("r", "train/b")[2][:NUM_STEPS] == list(range(NUM_STEPS))
+
+
+@pytest.mark.parametrize("table", ["rows", "contributions"])
+@pytest.mark.parametrize(
+    "byte",
+    [
+        pytest.param(b"\x01", id="no JSON"),
+        pytest.param(b"\xff", id="no UTF-8", marks=pytest.mark.slow),
+        pytest.param(b"7", id="another number"),
+    ],
+)
+def test_row_is_right_after_a_byte_changed(
+    tmp_path: Path, table: str, byte: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page is well, what stands on it is not: a number that nobody sent is shown to nobody."""
+    path = tmp_path / "m.db"
+    before = fill(path)
+    mark = b'"train/b":' if table == "rows" else b'{"train/b":["sum",'
+    content = path.read_bytes()
+    (found,) = re.finditer(b"(?<!:)" + re.escape(mark) + b"140", content)  # in a batch a colon is before it
+    at = found.end() - 3
+    path.write_bytes(content[:at] + byte + content[at + 1 :])
+    with store(path) as new:
+        asyncio.run(inspect(path, new.writer))
+        new.writer.barrier().exception(20)
+        assert sorted(row.body for row in new.reader.after(0, 10_000)) == sorted(before)
+        new.take(part(140, {"train/late": ["sum", 1]}, part="late"), producer="r/late")
+        assert new.rows()[-1]["values"]["train/b"] == 140
+        assert new.reader.points("r", "train/b")[2][:NUM_STEPS] == list(range(NUM_STEPS))
+    assert "metrics_store_damaged" in capsys.readouterr().out
 
 
 def test_batch_whose_text_changed_is_marked_and_no_number_is_taken_from_it(tmp_path: Path) -> None:
@@ -164,7 +195,7 @@ def test_rescue_that_is_killed_is_done_anew(tmp_path: Path) -> None:
     for moment in ("salvage.rebuild", "salvage.set_aside"):
         dying = (
             "import os, pathlib, signal, sys\nfrom services.metrics import salvage, store\n"
-            f"{moment} = lambda *of: os.kill(os.getpid(), signal.SIGKILL)\n"
+            f"{moment} = lambda *of, **more: os.kill(os.getpid(), signal.SIGKILL)\n"
             "store.open_store(pathlib.Path(sys.argv[1]), damage='known')"
         )
         assert subprocess.run([sys.executable, "-c", dying, str(path)], timeout=30).returncode == -signal.SIGKILL
