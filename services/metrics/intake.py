@@ -62,6 +62,7 @@ class RecordsIn:
     producer: str
     incarnation: int
     first_sequence: int
+    """0: the next ones, for a sender that does not number its records."""
     bodies: tuple[bytes, ...]
     marks: Mapping[str, bytes | None] = field(default_factory=dict)
     """Small states to keep with it, by name: where the sender was in what it reads. None: to forget."""
@@ -147,12 +148,13 @@ class Intake:
         """Store what is new of a batch."""
         producer = self._producer(batch.producer, batch.incarnation)
         known = producer.through_sequence
-        if batch.first_sequence > known + 1:
-            self._counts.num_missing += batch.first_sequence - known - 1
+        first = batch.first_sequence or known + 1
+        if first > known + 1:
+            self._counts.num_missing += first - known - 1
         refusals: list[str] = []
-        num_known = min(len(batch.bodies), max(0, known + 1 - batch.first_sequence))
+        num_known = min(len(batch.bodies), max(0, known + 1 - first))
         bodies = batch.bodies[num_known:] if num_known else batch.bodies
-        first = batch.first_sequence + num_known
+        first += num_known
         for piece in _pieces(bodies):  # one after the other: a large batch is never held twice as a whole
             good = self._all_good(first, piece) or self._one_by_one(first, piece, refusals)
             if good.bodies:

@@ -7,7 +7,6 @@ skipped. Without these each post is new. Never holds more of a body than a few b
 import asyncio
 import json
 import re
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,7 +34,6 @@ MAX_AT_WORK = 8
 MAX_REFUSALS_TOLD = 100
 COMMIT_S = 30.0
 RETRY_S = 2
-MAX_CLIENTS = 10_000
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 RUN_RULE = "run must be 1 to 128 letters, digits, dots, dashes and underscores, the first a letter or digit"
 _CLIENT = re.compile(r"[\x21-\x7e]{1,200}")
@@ -45,7 +43,7 @@ _REFUSED = b"null"
 
 @dataclass
 class Sender:
-    """Who posts, and how its next records are numbered."""
+    """Who posts, and how its next records are numbered. 0: by the store, in the order in which they come."""
 
     producer: str
     incarnation: int
@@ -79,11 +77,10 @@ class Answer:
 
 
 class RecordsIntake:
-    """Holds the counters of senders that do not number their records."""
+    """Holds how many posts are under way."""
 
     def __init__(self, writer: Writer, is_ready: Callable[[], bool]) -> None:
         self._writer, self._is_ready = writer, is_ready
-        self._senders: dict[str, Sender] = {}
         self._at_work = asyncio.Semaphore(MAX_AT_WORK)
         self._num_posts = 0
 
@@ -112,7 +109,6 @@ class RecordsIntake:
         except ClientDisconnect:
             return JSONResponse({}, 400)  # nobody reads it
         except StoreFailed as error:
-            self._senders.pop(post.sender.producer, None)  # its numbers would have a gap
             raise (_held if isinstance(error, StoreFull) else _not_written)(str(error), post.answer) from None
         except Problem as problem:
             problem.more.update(post.answer.as_json() if post.answer.taken else {})
@@ -136,9 +132,8 @@ class RecordsIntake:
             if missing := [name for name in names if name not in headers]:
                 raise Problem(400, f"{given[0]} has no meaning without {', '.join(missing)}", "Give all three.")
             return Sender(producer, _number(request, names[1]), _number(request, names[2]))
-        if len(self._senders) > MAX_CLIENTS:
-            self._senders.clear()
-        return self._senders.setdefault(producer, Sender(producer, time.time_ns() // 1000, 1))
+        # one incarnation for ever: what it says of a row after a restart of ours adds to what it said before
+        return Sender(f"{producer} unnumbered", 1, 0)  # with a space: no sender can take this name
 
 
 class _Post:
@@ -188,7 +183,7 @@ class _Post:
             return
         sender, bodies = self.sender, tuple(self._bodies)
         batch = RecordsIn(sender.producer, sender.incarnation, sender.next_sequence, bodies)
-        sender.next_sequence += len(bodies)  # before anything is awaited: posts of one client run side by side
+        sender.next_sequence += len(bodies) if sender.next_sequence else 0
         first = self.answer.num_records - len(bodies)
         self._pending.append(_Pending(bodies, first, asyncio.wrap_future(self._writer.submit(batch, self._sending))))
         self._bodies, self._size_bytes = [], 0

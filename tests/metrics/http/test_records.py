@@ -278,3 +278,16 @@ def test_web_page_of_another_site_gets_nothing(service: MetricsProcess, headers:
     status, _, body = request(service.http, "POST", "/v1/records", line("evil", "a"), headers)
     assert status == 403 and json.loads(body)["remedy"]
     assert "evil" not in {run["run"] for run in get(service.http, "/api/runs")["runs"]}
+
+
+def test_row_adds_up_over_a_restart_also_for_senders_that_number_nothing(make: Make) -> None:
+    def said(values: dict[str, Any]) -> bytes:
+        return json.dumps({"event": "metrics", "run": "mine", "axis": "epoch", "step": 1, "values": values}).encode()
+
+    service = make().start()
+    post(service.http, said({"a": 1.0, "tokens": ["sum", 3], "loss": ["mean", 2.0, 4]}))
+    service.kill()
+    service.start()
+    post(service.http, said({"b": 2.0, "tokens": ["sum", 4], "loss": ["mean", 6.0, 4]}))
+    (row,) = get(service.http, "/api/rows?run=mine&axis=epoch")["rows"]
+    assert row["values"] == {"a": 1.0, "b": 2.0, "loss": 1.0, "tokens": 7}
