@@ -75,15 +75,17 @@ def row_line(row: Fields, style: Style, *, with_run: bool = False) -> str:
 
 
 def alert_line(alert: Fields, style: Style, *, with_run: bool = False) -> str:
-    """`17:03:44.012 FIRING   loss_spike: train/loss is 9.1 at step 40. Lower --lr.`"""
+    """`17:03:44.012 FIRING   loss_spike: train/step 40: train/loss is 9.1. Lower --lr.`"""
     firing = alert.get("state") == "firing"
     run = f"{clean(str(alert.get('run', '-')))}: " if with_run else ""
     summary, remedy = clean(str(alert.get("summary", "")), 1000), clean(str(alert.get("remedy", "")), 1000)
+    summary += "." if firing and remedy and not summary.endswith(".") else ""
+    where = f"{clean(str(alert['axis']))} {alert.get('step', '-')}: " if alert.get("axis") else ""
     code = "1;31" if firing and alert.get("severity") == "critical" else "33" if firing else "32"
     parts = [
         style(clock_of(float(alert.get("at_us", 0)) / 1e6), "2"),
         style(str(alert.get("state", "-")).upper().ljust(8), code),
-        f"{run}{style(clean(str(alert.get('rule', '-'))), '1')}: {summary}",
+        f"{run}{style(clean(str(alert.get('rule', '-'))), '1')}: {where}{summary}",
         *([remedy] if firing and remedy else []),
     ]
     return " ".join(parts)

@@ -12,7 +12,7 @@ from furlong.asking.client import Refused
 from furlong.asking.source import Source
 from furlong.asking.store import Curve
 from furlong.cli.arguments import whole_number
-from furlong.cli.asking import read_command, source_of, told_errors
+from furlong.cli.asking import read_command, source_of, tell, told_errors
 from furlong.cli.lines import clean, number
 from furlong.config import ConfigError
 from furlong.config.errors import Problem
@@ -55,11 +55,15 @@ def query(arguments: Sequence[str]) -> int:
     with told_errors() as code:
         source, run = source_of(asked)
         if not asked.words:
-            print("\n".join(source.keys(run=run)))
+            keys = source.keys(run=run)
+            if keys:
+                print("\n".join(keys))
+            else:
+                tell("there is no key yet: no row has come")
         else:
             wanted = last if last is not None else (None if as_json else DEFAULT_LAST)
             curves = source.curves(_keys(source, asked.words, run), run=run, last=wanted, attempt=attempt)
-            print("\n".join(_as_json(curves) if as_json else _tables(curves)))
+            print("\n".join(_as_json(curves) if as_json else _tables(curves, last=wanted)))
         sys.stdout.flush()
     return code[0] if code else 0
 
@@ -90,7 +94,7 @@ def _as_json(curves: Iterable[Curve]) -> list[str]:
     return lines
 
 
-def _tables(curves: Sequence[Curve]) -> list[str]:
+def _tables(curves: Sequence[Curve], *, last: int | None) -> list[str]:
     """One for each run and axis, right-aligned, with the steps in front."""
     groups: dict[tuple[str, str], list[Curve]] = defaultdict(list)
     for curve in curves:
@@ -102,17 +106,18 @@ def _tables(curves: Sequence[Curve]) -> list[str]:
             lines.append("")
         if several_runs:
             lines.append(f"run {clean(run)}")
-        lines += _table(axis, group)
+        lines += _table(axis, group, last=last)
     return lines
 
 
-def _table(axis: str, curves: Sequence[Curve]) -> list[str]:
+def _table(axis: str, curves: Sequence[Curve], *, last: int | None) -> list[str]:
+    """The newest steps of all the keys: one that is seldom said has older points, but not the others' there."""
     by_step = [dict(zip(curve.steps, curve.values, strict=True)) for curve in curves]
     attempts = {s: a for curve in curves for s, a in zip(curve.steps, curve.attempts, strict=True)}
     with_attempts = len(set(attempts.values())) > 1
     head = [axis, *(["attempt"] if with_attempts else []), *(curve.key for curve in curves)]
     rows = [[clean(title) for title in head]]
-    for step in sorted(attempts):
+    for step in sorted(attempts)[-(last or 0) :]:
         cells = ["nan" if v is None else number(v) for v in (d.get(step, "-") for d in by_step)]
         rows.append([str(step), *([str(attempts[step])] if with_attempts else []), *cells])
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]

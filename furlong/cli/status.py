@@ -33,8 +33,10 @@ def status(arguments: Sequence[str]) -> int:
     taken = take_options(arguments, ("run-dir",))
     unknown = [word for word in taken.rest if word != "--json"]
     if unknown or "run-dir" not in taken.options:
-        key, value = ("arguments", " ".join(unknown)) if unknown else ("--run-dir", "")
-        raise ConfigError([Problem(key, value, "is not what this command takes", "Use --run-dir DIR [--json].")])
+        key, value, rule = "--run-dir", "", "must be given"
+        if unknown:
+            key, value, rule = "arguments", " ".join(unknown), "is not what this command takes"
+        raise ConfigError([Problem(key, value, rule, "Use --run-dir DIR [--json].")])
     found = look_at(RunDir(Path(taken.options["run-dir"])))
     if "--json" in taken.rest:
         print(orjson.dumps({**asdict(found), "all_up": found.all_up()}, option=orjson.OPT_INDENT_2).decode())

@@ -133,6 +133,20 @@ def test_dead_run_is_read_from_what_it_stored(make: Callable[[], MetricsProcess]
     assert furlong("alerts", "--run-dir", folder).stdout == "nothing has fired\n"
 
 
+def test_table_has_the_newest_steps_of_all_keys(make: Callable[[], MetricsProcess]) -> None:
+    service = make().start()
+    for step in range(6):
+        row(service, step, loss=step, **({"rare": step} if step in (1, 5) else {}))
+    until(lambda: len(service.rows()) == 6, "the rows")
+    shown = furlong("query", "train/loss", "train/rare", "--url", service.http, "--last", "2").stdout
+    assert [line.split() for line in shown.splitlines()[1:]] == [["4", "4", "-"], ["5", "5", "5"]]
+
+
+def test_no_key_yet_is_said(make: Callable[[], MetricsProcess]) -> None:
+    done = furlong("query", "--url", make().start().http)
+    assert (done.returncode, done.stdout) == (0, "") and "no key yet" in done.stderr
+
+
 def test_query_names_the_closest_keys(make: Callable[[], MetricsProcess]) -> None:
     service = make().start()
     row(service, 0, loss=1)

@@ -68,7 +68,9 @@ def test_row_shows_the_known_keys_first_and_counts_the_rest() -> None:
 def test_alert_says_what_and_what_to_do() -> None:
     alert = {"rule": "loss_spike", "state": "firing", "severity": "critical", "at_us": 1796144621123456,
              "summary": "train/loss is 9.1", "remedy": "Lower --lr."}  # fmt: skip
-    assert alert_line(alert, PLAIN).endswith("FIRING   loss_spike: train/loss is 9.1 Lower --lr.")
+    assert alert_line(alert, PLAIN).endswith("FIRING   loss_spike: train/loss is 9.1. Lower --lr.")
+    at_a_step = alert_line({**alert, "axis": "train/step", "step": 40}, PLAIN)
+    assert "loss_spike: train/step 40: train/loss is 9.1. Lower" in at_a_step
     assert "Lower" not in alert_line({**alert, "state": "resolved"}, PLAIN)
 
 

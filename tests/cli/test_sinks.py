@@ -112,4 +112,5 @@ def test_what_cannot_be_is_refused_with_a_reason(
 ) -> None:
     code, _, error = furlong("sinks", *words)
     assert code == 2 and said in error
+    assert ".." not in error.replace("../", "") and "Remove it first, or give another name. Remove" not in error
     assert [sink["name"] for sink in json.loads(furlong("sinks", "--json")[1])] == ["jsonl"]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, TypeVar
 
 import orjson
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from furlong.asking.filters import LogFilter
 from furlong.asking.forms import line_form, row_form
@@ -50,9 +50,18 @@ class Asker:
             raise Problem(503, str(error), "Ask again later.", retry_after_s=5) from None
 
 
+def refuse_unknown(request: Request) -> None:
+    """Raises Problem for a parameter that the address does not take: one that is misspelt would filter nothing."""
+    known = [param.alias for param in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            takes = f"It takes {', '.join(known)}." if known else "It takes none."
+            raise Problem(400, f"{name[:100]!r} is no parameter of {request.url.path}", takes)
+
+
 def router(queries: Queries) -> APIRouter:
     """The routes."""
-    routes = APIRouter(prefix="/api", tags=["asking"])
+    routes = APIRouter(prefix="/api", tags=["asking"], dependencies=[Depends(refuse_unknown)])
     asker = Asker(queries)
 
     @routes.get("/runs", responses=_example({"runs": [_RUN]}), summary="The runs")

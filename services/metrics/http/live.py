@@ -10,13 +10,13 @@ from functools import partial
 from typing import Annotated
 
 import orjson
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from sse_starlette import EventSourceResponse
 
 from furlong.asking.filters import LogFilter
 from furlong.asking.following import KINDS, Event, Follower, Place, Wanted, place_now
 from services.metrics.feed import Feed, Item, TooManyListeners
-from services.metrics.http.asking import Asker, Axis, Level, Run, level_of
+from services.metrics.http.asking import Asker, Axis, Level, Run, level_of, refuse_unknown
 from services.metrics.http.errors import Problem
 from services.metrics.queries import Queries
 from services.metrics.rows import Row, StoredBatch
@@ -91,7 +91,7 @@ class Stream:
 
 def router(queries: Queries, feed: Feed) -> APIRouter:
     """The route."""
-    routes = APIRouter(tags=["live"])
+    routes = APIRouter(tags=["live"], dependencies=[Depends(refuse_unknown)])
     asker = Asker(queries)
 
     @routes.get("/api/place", summary="The end of what is stored")

@@ -1,7 +1,7 @@
 """GET, POST and DELETE /api/sinks: which sinks there are, and adding and removing them while the service runs."""
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, Response
@@ -47,8 +47,7 @@ def router(sinks: SinkManager) -> APIRouter:
         try:
             await sinks.add(SinkSpec(sink.name, sink.kind, sink.options))
         except ConfigError as error:
-            first = error.problems[0]
-            raise Problem(400, str(error), first.remedy or "GET /docs says what is taken.") from None
+            raise _refusal(400, error, "GET /docs says what is taken.") from None
         return {"sinks": [_form(known) for known in await sinks.listed() if known.name == sink.name]}
 
     @routes.delete("/{name}", status_code=204, summary="Remove a sink")
@@ -61,11 +60,18 @@ def router(sinks: SinkManager) -> APIRouter:
             known = ", ".join([known.name for known in await sinks.listed()])
             raise Problem(404, f"there is no sink {name[:100]!r}", f"There are: {known}.") from None
         except ConfigError as error:
-            raise Problem(409, str(error), error.problems[0].remedy or "Change the flags.") from None
+            raise _refusal(409, error, "Change the flags.") from None
         return Response(status_code=204)
 
     return routes
 
 
+def _refusal(status: int, error: ConfigError, otherwise: str) -> Problem:
+    """The first fault, its remedy apart."""
+    first = error.problems[0]
+    said = str(dataclasses.replace(first, remedy="")).removesuffix(".")
+    return Problem(status, said, first.remedy or otherwise)
+
+
 def _form(sink: "ListedSink") -> Mapping[str, object]:
-    return asdict(sink)
+    return dataclasses.asdict(sink)

@@ -52,7 +52,8 @@ def kind_of(name: str, *, key: str = "kind") -> Kind:
     """Raises ConfigError naming those that there are."""
     kind = KINDS.get(name)
     if kind is None:
-        raise ConfigError([Problem(key, name, f"must be one of {', '.join(sorted(KINDS))}")])
+        live = sorted(known for known, found in KINDS.items() if not found.refused_live)
+        raise ConfigError([Problem(key, name, f"must be one of {', '.join(live)}")])
     return kind
 
 

@@ -137,8 +137,9 @@ def test_other_producers_records_are_found_too(service: MetricsProcess, producer
 @pytest.mark.parametrize(
     "path",
     ["/api/rows?last=0", "/api/rows?last=x", "/api/rows?after=-1", "/api/points", "/api/points?key=x&max_points=1",
-     "/api/logs?level=loud", "/api/logs?rollout_id=x", "/api/live?place=1.2", "/api/live?kinds=x",
-     "/api/alerts?firing=x", "/api/logs?last=99999999", "/api/points?" + "&".join(["key=x"] * 101)],
+     "/api/logs?level=loud", "/api/logs?rollout_id=x", "/api/rows?rum=x", "/api/live?levle=info", "/api/live?place=1.2",
+     "/api/live?kinds=x", "/api/alerts?firing=x", "/api/logs?last=99999999",
+     "/api/points?" + "&".join(["key=x"] * 101)],
 )  # fmt: skip
 def test_senseless_questions_are_refused_with_a_remedy(service: MetricsProcess, path: str) -> None:
     assert refusal(service.http, path)[0] == 400
