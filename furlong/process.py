@@ -16,6 +16,8 @@ from collections.abc import Callable
 from types import FrameType
 
 PR_SET_PDEATHSIG = 1
+STARTED_AGAIN = "FURLONG_STARTED_AGAIN"
+"""In the environment of a service that is started again: how the process before it ended."""
 
 
 class ExitCode(enum.IntEnum):

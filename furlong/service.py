@@ -6,6 +6,7 @@ A service's package has `main(config, *, rank, foreground) -> int`, found by the
 
 import asyncio
 import contextlib
+import os
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -17,7 +18,7 @@ import structlog
 from furlong import addresses, logs
 from furlong.addresses import NotReachable
 from furlong.config import ConfigError, RunConfig, to_toml
-from furlong.process import ExitCode, StopSignal
+from furlong.process import STARTED_AGAIN, ExitCode, StopSignal
 from furlong.rpc import PortTaken
 from furlong.rundir import RunDir, write_atomically
 from furlong.telemetry import Telemetry
@@ -79,6 +80,8 @@ def start(
         to_stderr=foreground,
         telemetry=telemetry,
     )
+    if before := os.environ.pop(STARTED_AGAIN, ""):
+        log.warning("service_started_again", before=before)
     return ServiceContext(config, run_dir, instance, telemetry, StopSignal().install())
 
 

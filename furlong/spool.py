@@ -8,6 +8,7 @@ number. A damaged file is set aside under another name, never deleted.
 
 import contextlib
 import fcntl
+import glob
 import os
 import re
 import struct
@@ -325,6 +326,18 @@ def left_over(folder: Path, *, instance: str | None = None) -> list[Spool]:
                 taken = _take_over(folder, stem)
                 if taken is not None:
                     found.append(taken)
+    return found
+
+
+def waiting(folder: Path) -> dict[str, int]:
+    """How many records wait on disk, by instance. Only looks: acknowledged ones whose file is still used count too."""
+    found: dict[str, int] = {}
+    for stem in _stems(folder):
+        instance = stem.rpartition("-")[0]
+        for path in folder.glob(f"{glob.escape(stem)}.[0-9][0-9][0-9][0-9][0-9][0-9].spool"):
+            num_records = sum(bool(record.body) for _, record in _parse(path)[1])
+            if num_records:
+                found[instance] = found.get(instance, 0) + num_records
     return found
 
 

@@ -1,5 +1,6 @@
 """The last lines of `furlong up`: how the run went, where its results are, and how to go on."""
 
+import shlex
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from furlong.launch.rows import Row, read_rows
 from furlong.launch.supervisor import Ending
 from furlong.process import ExitCode
 from furlong.rundir import RunDir
+from furlong.spool import waiting
 
 HEADS = {
     ExitCode.DONE: "done",
@@ -44,6 +46,7 @@ def closing_lines(config: RunConfig, run_dir: RunDir, ending: Ending, *, seconds
     own = str(run_dir.metrics_rows) + ("" if rows else " (no rows yet)")
     shared = config.metrics.metrics_addr
     facts.append(("metrics", f"with the service at {shared}, as run {config.run.name}" if shared else own))
+    facts += _not_taken_in(config, run_dir, ending)
     if config.metrics.use_wandb:
         facts.append(("wandb", _wandb(Path(config.metrics.wandb_dir or run_dir.root, "wandb"))))
     facts.append(("logs", str(run_dir.log("x").parent)))
@@ -65,6 +68,22 @@ def _results(rows: list[Row]) -> list[tuple[str, str]]:
         scores = [row.values[name] for row in evals if name in row.values]
         results.append((name, f"{_shown(scores[0])} -> {_shown(scores[-1])}"))
     return results
+
+
+def _not_taken_in(config: RunConfig, run_dir: RunDir, ending: Ending) -> list[tuple[str, str]]:
+    """What the metrics service has not taken in or handed on, and how that is brought about."""
+    kept = {name: count for name, count in waiting(run_dir.spool).items() if name != "metrics"}  # its own last words
+    if not kept and not ending.metrics:
+        return []
+    num_kept = sum(kept.values())
+    what = f"{num_kept} records of {', '.join(sorted(kept))} wait in {run_dir.spool}" if kept else "rows may be missing"
+    why = f", since {ending.metrics}" if ending.metrics else ""
+    if config.metrics.metrics_addr:
+        remedy = f"the run's next start hands them to {config.metrics.metrics_addr}"
+    else:
+        command = shlex.join(["furlong", "metrics", "--config", str(run_dir.config)])
+        remedy = f"{command}; Ctrl-C ends it once all is in metrics.jsonl and the sinks"
+    return [("not complete", what + why), ("complete with", remedy)]
 
 
 def _fired(one: Fired) -> str:

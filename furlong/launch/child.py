@@ -3,6 +3,7 @@
 Never lets a child wait for us: output goes to a file straight away, or through a pipe that a thread always drains.
 """
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -13,6 +14,8 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+
+import psutil
 
 from furlong.launch.plan import ChildPlan
 from furlong.process import ExitCode
@@ -34,7 +37,8 @@ class Child:
         output_path.parent.mkdir(parents=True, exist_ok=True)
         self._output = open(output_path, "ab", buffering=0)  # noqa: SIM115 - kept for the child's life
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._output.write(f"--- {plan.instance} started {now}\n".encode())  # tells one start from the next
+        with contextlib.suppress(OSError):  # a full disk
+            self._output.write(f"--- {plan.instance} started {now}\n".encode())  # tells one start from the next
         self._begin = self._output.tell()
         self._process = subprocess.Popen(
             plan.command,
@@ -63,6 +67,13 @@ class Child:
         """Signal it, if it still runs."""
         if self.exit_code() is None:
             self._process.send_signal(number)
+
+    def is_suspended(self) -> bool:
+        """Whether somebody has stopped it with SIGSTOP."""
+        try:
+            return self.exit_code() is None and psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False
 
     def describe_end(self) -> str:
         """How it ended, in words."""

@@ -87,15 +87,19 @@ class RunLock:
                 time.sleep(0.05)
 
     def record(self, children: Mapping[str, int]) -> None:
-        """Write down what was started, for `furlong status`."""
+        """Write down what was started, for `furlong status`; also when one was started again. Raises OSError."""
         known = {name: [pid, _process_started(pid)] for name, pid in children.items()}
-        self._recorded = {"pid": os.getpid(), "started": time.time(), "children": known}
-        write_atomically(started_path(self._run_dir), orjson.dumps(self._recorded) + b"\n")
+        self._recorded = {"pid": os.getpid(), "started": time.time(), **self._recorded, "children": known}
+        self._write()
 
     def record_stopping(self) -> None:
         """Write down that what was started is being ended; that it cannot be written must not disturb the ending."""
+        self._recorded["stopping"] = True
         with contextlib.suppress(OSError):
-            write_atomically(started_path(self._run_dir), orjson.dumps({**self._recorded, "stopping": True}) + b"\n")
+            self._write()
+
+    def _write(self) -> None:
+        write_atomically(started_path(self._run_dir), orjson.dumps(self._recorded) + b"\n")
 
     def __enter__(self) -> "RunLock":
         return self

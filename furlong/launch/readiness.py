@@ -21,6 +21,7 @@ class Ready:
 
     instance: str
     address: str
+    pid: int
 
 
 @dataclass(frozen=True)
@@ -31,29 +32,43 @@ class Progress:
 
 
 class ReadinessWatch:
-    """Looks at every awaited instance until each is ready, or until closed."""
+    """Looks at every awaited instance until each is ready, and at those added later, until closed."""
 
     def __init__(self, run_dir: RunDir, pids: Mapping[str, int], report: Callable[[Ready | Progress], None]) -> None:
         """pids: instance -> pid of what we started. An address that another process published is not its."""
         self._run_dir = run_dir
         self._pending = dict(pids)
+        self._lock = threading.Lock()
         self._report = report
         self._closed = threading.Event()
+        self._change = threading.Event()
         self._engines: dict[str, str] = {}
         self._began = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="readiness", daemon=True)
         self._thread.start()
 
+    def add(self, instance: str, pid: int) -> None:
+        """Look at one that was started again."""
+        with self._lock:
+            self._pending = {**self._pending, instance: pid}
+        self._change.set()
+
     def close(self) -> None:
         """Look no more."""
         self._closed.set()
+        self._change.set()
 
     def _run(self) -> None:
         try:
-            while self._pending and not self._closed.is_set():
-                for instance, pid in list(self._pending.items()):
+            while not self._closed.is_set():
+                self._change.clear()
+                pending = self._pending
+                for instance, pid in pending.items():
                     self._look(instance, pid)
-                self._closed.wait(POLL_S)
+                if pending:
+                    self._closed.wait(POLL_S)
+                else:
+                    self._change.wait()  # until one is added, or there is nothing more to look for
         except Exception as error:  # the top of the thread: who waits for it must hear of its end
             self._report(Progress(f"cannot tell who is ready any more: {error!r}"))
 
@@ -66,9 +81,11 @@ class ReadinessWatch:
         if instance == "rollout":
             self._look_at_engines(entry.grpc)
         if is_serving(entry.grpc, "", timeout_s=CALL_TIMEOUT_S):
-            del self._pending[instance]
+            with self._lock:
+                if self._pending.get(instance) == pid:  # else it was started again meanwhile
+                    self._pending = {name: other for name, other in self._pending.items() if name != instance}
             shown = ", ".join(part for part in (entry.grpc, entry.http) if part)
-            self._report(Ready(instance, shown))
+            self._report(Ready(instance, shown, pid))
 
     def _look_at_engines(self, address: str) -> None:
         """Engines take longest: say what each is doing."""

@@ -1,24 +1,29 @@
 """Starts the processes of a run, watches them, and ends them together: the state machine behind `furlong up`.
 
+The death of any ends the run, but for the metrics service's: that one is started again (keeper.py).
+
 Its main thread starts every child (the kernel ties a child's leash to the thread that started it), takes the signals
 and decides; it never makes a call that can hang. Whatever happens, `run` returns with no child left.
 """
 
+import contextlib
 import queue
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 
 from furlong.launch.child import Child
 from furlong.launch.console import Console
 from furlong.launch.descendants import kill_descendants, running_descendants
+from furlong.launch.keeper import Keeper
 from furlong.launch.plan import ChildPlan
 from furlong.launch.readiness import Progress, ReadinessWatch, Ready
-from furlong.process import ExitCode
+from furlong.process import STARTED_AGAIN, ExitCode
 from furlong.rundir import RunDir
 
+METRICS = "metrics"
 POLL_S = 0.05
 SETTLE_S = 0.6
 """When one process ended, how long others may take to show that they are the cause."""
@@ -33,8 +38,14 @@ KILL_S = 2.0
 LAST_LINES = 20
 PEACEFUL = (ExitCode.DONE, ExitCode.DRAINED, ExitCode.DIVERGED, ExitCode.HALTED)
 """Endings that the trainer chose: the rest may take its time to drain."""
-STOP_ORDER = ("rollout", "router", "metrics")
+STOP_ORDER = ("rollout", "router", METRICS)
 """After the trainers. Metrics last, so that what the others say at their end is kept."""
+CLOSING_STARTS = 3
+"""How often metrics is started again to take in and hand on what is left, when the run is closed."""
+CLOSING_START_S = 60.0
+"""How long it may take to start then."""
+PATIENCE_S = 5.0
+"""After so long it is said that it is waited for."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,8 @@ class Ending:
     code: int
     reason: str
     """A sentence for people; empty when all went well."""
+    metrics: str = ""
+    """Why the metrics service may not have taken in and handed on everything; empty when it has."""
 
 
 class _StopRequested(Exception):
@@ -89,6 +102,10 @@ class Supervisor:
         self._num_signals = 0
         self._stopping = False
         self._began = time.monotonic()
+        self._keeper = Keeper(start_again=self._start_again, say=self._say, kept_in=run_dir.spool)
+        self._keeping = True
+        self._told_late = False
+        self._ended_late: set[int] = set()
         self._not_ours = {process.pid for process in running_descendants()}
 
     def run(self) -> Ending:
@@ -113,6 +130,7 @@ class Supervisor:
             except OSError as error:
                 ending = Ending(ExitCode.CRASHED, f"a process could not be started: {error}")
             self._stop_rest(ending)
+            ending = replace(ending, metrics=self._metrics_shortfall())
         except _StopAtOnce:
             return Ending(ExitCode.KILLED, "stopped at once by a second signal; what was not saved is lost")
         return ending
@@ -130,6 +148,17 @@ class Supervisor:
         self._readiness = ReadinessWatch(self._run_dir, awaited, self._events.put)
         self._say(f"started {', '.join(pids)}; logs in {self._run_dir.log('x').parent}")
 
+    def _start_again(self, dead: Child, why: str) -> None:
+        """The same process anew. Raises OSError."""
+        plan = replace(dead.plan, environment={**dead.plan.environment, STARTED_AGAIN: why})
+        child = Child(plan, output_path=dead.output_path, show_line=self._output.line)
+        self._children[plan.instance] = child
+        self._waiting_for.add(plan.instance)
+        if self._readiness:
+            self._readiness.add(plan.instance, child.pid)
+        with contextlib.suppress(OSError):  # a full disk: `furlong status` knows it by its address
+            self._on_started({instance: known.pid for instance, known in self._children.items()})
+
     def _take_signal(self, number: int, frame: FrameType | None) -> None:
         self._events.put(signal.Signals(number))
 
@@ -137,6 +166,8 @@ class Supervisor:
 
     def _turn(self) -> None:
         """One turn of the loop: take what was reported, or wait a moment. Raises on signals."""
+        if self._keeping:
+            self._keep_metrics()
         try:
             event = self._events.get(timeout=POLL_S)
         except queue.Empty:
@@ -144,11 +175,27 @@ class Supervisor:
         if isinstance(event, signal.Signals):
             self._on_signal(event)
         elif isinstance(event, Ready):
-            self._waiting_for.discard(event.instance)
-            took = time.monotonic() - self._children[event.instance].started
-            self._say(f"{event.instance} ready at {event.address} ({took:.1f} s)")
+            self._take_ready(event)
         else:
             self._say(event.text)
+
+    def _take_ready(self, event: Ready) -> None:
+        child = self._children[event.instance]
+        if child.pid != event.pid:  # it has died since, and was started again
+            return
+        self._waiting_for.discard(event.instance)
+        if event.instance == METRICS:
+            self._keeper.serves()
+        self._say(f"{event.instance} ready at {event.address} ({time.monotonic() - child.started:.1f} s)")
+
+    def _keep_metrics(self, *, at_once: bool = False) -> None:
+        for child in self._of(METRICS):
+            others_start = self._is_starting() and not self._stopping
+            self._keeper.look(child, others_start=others_start, at_once=at_once)
+
+    def _is_starting(self) -> bool:
+        """Whether training has not begun."""
+        return any(child.plan.instance in self._waiting_for for child in self._of("trainer"))
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._num_signals += 1
@@ -159,7 +206,7 @@ class Supervisor:
             self._say("already stopping; once more ends everything at once")
             return
         what = f"finishing this iteration and saving, at most {self._limits.drain_budget_s:g} s"
-        if any(child.plan.instance in self._waiting_for for child in self._of("trainer")):
+        if self._is_starting():
             what = "stopping; nothing was begun that must be saved"
         self._say(f"{number.name}: {what}. Once more (Ctrl-C) ends everything at once.")
         raise _StopRequested
@@ -178,10 +225,14 @@ class Supervisor:
             if done and time.monotonic() > min(done) + self._limits.drain_budget_s:
                 return self._straggling(trainers)
             if self._waiting_for and time.monotonic() > deadline:
-                return self._late()
+                if self._waiting_for != {METRICS}:
+                    return self._late()
+                self._tell_late_metrics()
 
     def _failed(self, child: Child) -> bool:
         code = child.exit_code()
+        if child.plan.service == METRICS and not self._keeper.refused_start:
+            return False
         return code is not None and not (child.plan.is_trainer and code == ExitCode.DONE)
 
     def _judge_failure(self) -> Ending:
@@ -230,13 +281,21 @@ class Supervisor:
         limit = f"{self._limits.start_timeout_s:g} s (--start-timeout-s)"
         return Ending(ExitCode.CRASHED, f"not ready within {limit}: {names}.\n{said}")
 
+    def _tell_late_metrics(self) -> None:
+        """Nobody's training waits for metrics."""
+        if not self._told_late:
+            self._told_late = True
+            limit = f"{self._limits.start_timeout_s:g} s (--start-timeout-s)"
+            where = f"records wait in {self._run_dir.spool}; its log: {self._run_dir.log(METRICS)}"
+            self._say(f"metrics is not ready within {limit}. Training goes on; {where}")
+
     # -- ending --------------------------------------------------------------------------------------------------
 
     def _drain_trainers(self) -> Ending:
         """After the first signal: the trainers finish their iteration and save; how that went."""
         self._begin_stopping()
         trainers = self._of("trainer")
-        starting = any(child.plan.instance in self._waiting_for for child in trainers)
+        starting = self._is_starting()
         self._terminate(trainers)
         if starting:  # there is nothing to save yet
             if not self._ended_within(trainers, STARTING_GRACE_S):
@@ -258,22 +317,70 @@ class Supervisor:
         """Stop what still runs, in order: trainers, then who feeds them, metrics last."""
         self._begin_stopping()
         well = ending.code in PEACEFUL
+        self._keeping = well
         unready = frozenset(self._waiting_for)
         for service in ("trainer", *STOP_ORDER):
             children = self._of(service)
-            if well and service == "metrics":  # what earlier starts left in their spools must still be taken in
-                self._ready_within(children, self._limits.start_timeout_s)
+            if service == METRICS and well:
+                self._close_metrics()
+                continue
             self._terminate(children)
-            grace_s = SERVICE_GRACE_S if well or service == "metrics" else CRASH_GRACE_S
-            if not self._ended_within(children, grace_s):
-                names = ", ".join(child.plan.instance for child in children if child.exit_code() is None)
-                self._say(f"{names} did not stop within {grace_s:g} s and is ended")
-                self._kill(children)
-                self._ended_within(children, KILL_S)
+            self._end_within(children, SERVICE_GRACE_S if well or service == METRICS else CRASH_GRACE_S)
             for child in children:
                 clean = child.plan.instance in unready or child.exit_code() in PEACEFUL
                 if well and not clean:
                     self._say(f"{child.plan.instance} {child.describe_end()}; see {child.output_path}")
+
+    def _close_metrics(self) -> None:
+        """Let it take in what the others have left, hand everything on, and end. One that dies meanwhile, or was
+        suspended, is started again for it."""
+        self._keeping = False
+        for _ in range(CLOSING_STARTS):
+            self._await_metrics(min(self._limits.start_timeout_s, CLOSING_START_S))
+            children = self._of(METRICS)
+            suspended = any(child.is_suspended() for child in children)
+            self._terminate(children)
+            # its sinks may use all of the drain budget; the rest is for the frame around them
+            grace_s = CRASH_GRACE_S if suspended else max(SERVICE_GRACE_S, self._limits.drain_budget_s + CRASH_GRACE_S)
+            self._end_within(children, grace_s)
+            done = all(child.exit_code() in PEACEFUL for child in children)
+            if done or self._keeper.given_up or not (suspended or self._died_by_itself(children)):
+                return
+
+    def _await_metrics(self, limit_s: float) -> None:
+        """Start it if it is dead, and wait until it serves."""
+        began, told = time.monotonic(), False
+        while self._waits_for_metrics() and time.monotonic() < began + limit_s:
+            self._keep_metrics(at_once=True)
+            self._turn()
+            if not told and time.monotonic() > began + PATIENCE_S:
+                told = True
+                self._say(f"waiting until metrics has taken in what is left, at most {limit_s:g} s")
+
+    def _waits_for_metrics(self) -> bool:
+        """Whether there is one that starts, or is still to be started again."""
+        dead = any(child.exit_code() is not None for child in self._of(METRICS))
+        return not self._keeper.given_up and (dead or METRICS in self._waiting_for)
+
+    def _end_within(self, children: Sequence[Child], grace_s: float) -> None:
+        """Wait for their end, which they were asked for; end at once who is late."""
+        if self._ended_within(children, grace_s):
+            return
+        late = [child for child in children if child.exit_code() is None]
+        self._say(f"{', '.join(child.plan.instance for child in late)} did not stop within {grace_s:g} s and is ended")
+        self._ended_late.update(child.pid for child in late)
+        self._kill(children)
+        self._ended_within(children, KILL_S)
+
+    def _died_by_itself(self, children: Sequence[Child]) -> bool:
+        return any(child.pid not in self._ended_late for child in children)
+
+    def _metrics_shortfall(self) -> str:
+        """Why metrics may not have everything: it was given up, or ended in another way than it should have."""
+        if self._keeper.given_up:
+            return self._keeper.given_up
+        ended = [child for child in self._of(METRICS) if child.exit_code() not in PEACEFUL]
+        return f"metrics {ended[0].describe_end()}" if ended else ""
 
     def _begin_stopping(self) -> None:
         if not self._stopping:
@@ -287,14 +394,6 @@ class Supervisor:
                 return False
             self._turn()
         return True
-
-    def _ready_within(self, children: Sequence[Child], limit_s: float) -> None:
-        """Wait for those that are still starting."""
-        deadline = time.monotonic() + limit_s
-        while any(child.exit_code() is None and child.plan.instance in self._waiting_for for child in children):
-            if time.monotonic() > deadline:
-                return
-            self._turn()
 
     def _terminate(self, children: Sequence[Child]) -> None:
         for child in children:

@@ -4,6 +4,7 @@ A spool that a living process holds is left alone. What is delivered keeps the p
 """
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import structlog
@@ -19,11 +20,16 @@ MAX_BATCH_RECORDS = 1024
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 
 
-async def collect_for_ever(folder: Path, writer: Writer) -> None:
-    """Look every INTERVAL_S seconds, at once first."""
-    while True:
+async def collect_until(stopping: asyncio.Event, folder: Path, writer: Writer) -> None:
+    """Look every INTERVAL_S seconds, at once first, and once more at the end: producers that ended before the service
+    does may have left something."""
+    is_last = False
+    while not is_last:
+        is_last = stopping.is_set()
         await collect(folder, writer)
-        await asyncio.sleep(INTERVAL_S)
+        if not is_last:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), INTERVAL_S)
 
 
 async def collect(folder: Path, writer: Writer) -> int:

@@ -21,7 +21,7 @@ from furlong.process import ExitCode
 from furlong.service import ServiceContext
 from services.metrics.alerts.part import Alerts, watching_alerts
 from services.metrics.bell import Bell
-from services.metrics.collector import collect_for_ever
+from services.metrics.collector import collect_until
 from services.metrics.feed import Feed
 from services.metrics.http.app import make_app
 from services.metrics.http.server import serve_http
@@ -171,11 +171,14 @@ async def _in_background(parts: Parts, work: Coroutine[Any, Any, object], name: 
 
 @contextlib.asynccontextmanager
 async def _collector(parts: Parts) -> AsyncGenerator[None]:
-    collecting = asyncio.create_task(collect_for_ever(parts.context.run_dir.spool, parts.writer), name="collector")
-    parts.context.watch(collecting)
+    stopping = asyncio.Event()
+    work = collect_until(stopping, parts.context.run_dir.spool, parts.writer)
+    collecting = parts.context.watch(asyncio.create_task(work, name="collector"))
     try:
         yield
     finally:
+        stopping.set()
+        await asyncio.wait({collecting}, timeout=parts.left_s() / 2)  # the rest of the time is the sinks'
         collecting.cancel()
 
 

@@ -58,6 +58,7 @@ async def serve(given: argparse.Namespace, stop: threading.Event) -> int:
             print(f"{given.instance} ends by itself", end="", flush=True)  # no newline: its last line counts too
             return given.ends_with
         await asyncio.sleep(0.01)
+    (run_dir.root / f"{given.instance}.draining").touch()
     await asyncio.sleep(given.drain_s)
     return given.drains_with
 
