@@ -97,7 +97,9 @@ class StreamIntake:
     def _tell(self) -> None:
         self._told = False
         while self._done:
-            self._done.popleft().stream.wake()
+            waiting = self._done.popleft()
+            self._room.give_back(waiting.size_bytes)  # a producer that reads no acknowledgement holds nobody up
+            waiting.stream.wake()
 
 
 class IngestStream:
@@ -122,8 +124,7 @@ class IngestStream:
                 await self._reading
         finally:
             self._reading.cancel()
-            while self._waiting:
-                self._intake.give_back(self._waiting.popleft().size_bytes)
+            self._waiting.clear()
 
     def stop(self) -> None:
         """Read no more; what was read is still acknowledged. What was on its way, the producer sends again."""
@@ -179,7 +180,6 @@ class IngestStream:
             if waiting.source != source:
                 break
             self._waiting.popleft()
-            self._intake.give_back(waiting.size_bytes)
             taken = await self._result_of(waiting)
             through, num_refused = taken.through_sequence, num_refused + taken.num_refused
             refusal = refusal or taken.first_refusal

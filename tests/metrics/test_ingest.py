@@ -2,9 +2,10 @@
 
 import contextlib
 import sqlite3
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from furlong.records import Last, Mean
+from furlong.v1 import metrics_pb2, metrics_pb2_grpc
 from tests.metrics.running import MetricsProcess, batch, code_of, part, send
 
 
@@ -170,3 +172,31 @@ def test_service_is_light(make: Callable[..., MetricsProcess], producer: str) ->
     process = psutil.Process(service.process.pid if service.process else 0)
     assert process.memory_info().rss < 150e6
     assert not [m for m in process.memory_maps() if "torch" in m.path or "wandb" in m.path]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_producer_that_reads_no_acknowledgement_holds_nobody_up(service: MetricsProcess, producer: str) -> None:
+    """16 of its batches of 1 MiB are stored and wait to be told; others are taken all the same."""
+    name = ("deaf" + producer).ljust(500, "x")  # long: soon no more acknowledgements can be on their way unread
+    record = orjson.dumps({"event": "x", "text": "y" * (1024 * 1024)})
+    done = threading.Event()
+
+    def batches() -> Iterator[metrics_pb2.RecordBatch]:
+        for number in range(600):
+            if done.is_set():
+                return
+            yield batch([record], producer=name, first=number + 1)
+
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
+    stub = metrics_pb2_grpc.MetricsStub(grpc.insecure_channel(service.address, options))
+    call = stub.Ingest(batches(), timeout=100)
+    counts = [-1, service.status().num_records]
+    while counts[-1] != counts[-2] or counts[-1] - counts[1] < 20:
+        done.wait(1.0)
+        counts.append(service.status().num_records)
+    assert counts[-1] - counts[1] < 600, "it is not deaf: it proves nothing"
+    (ack,) = send(service, batch([b"{}"], producer=producer))
+    assert ack.through_sequence == 1
+    done.set()
+    call.cancel()
