@@ -81,8 +81,9 @@ class RunDir:
                 pass
         except OSError as error:
             rule = f"must be a folder that can be written: {error.strerror}"
-            problem = Problem("run.run_dir", str(self.root), rule, "Give another --run-dir, or mend its permissions.")
-            raise ConfigError([problem]) from error
+            key, flag = ("--dir", "--dir") if alone else ("run.run_dir", "--run-dir")
+            remedy = f"Give another {flag}, or mend its permissions."
+            raise ConfigError([Problem(key, str(self.root), rule, remedy)]) from error
         return self
 
 

@@ -136,7 +136,7 @@ def _known_flags() -> dict[str, str]:
 def _flag_suggestion(name: str, known: Iterable[str]) -> str:
     import difflib
 
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    close = difflib.get_close_matches(name, [*known, "config"], n=1, cutoff=0.75)
     if not (said := instead_of(name)) and close:
         return f"Did you mean --{close[0]}?"
     return said or "--help lists all flags."

@@ -97,6 +97,7 @@ def two_free_ports() -> int:
     ("flags", "said"),
     [
         (["--port", "x"], "whole number"),
+        (["--port", "0", "--dir", "/dev/null/x"], "--dir = '/dev/null/x'"),
         (["--port", "65536"], "0 to 65535"),
         (["--port", "1", "--config", "run.toml"], "service of no run"),
         (["--port", "1", "--lr", "3"], "--lr"),

@@ -194,6 +194,7 @@ def test_fields_that_end_in_key_but_hold_none_are_shown() -> None:
             ["--rollout-temperatur", "1"],
             "--rollout-temperatur = '1': is not a flag. Did you mean --rollout-temperature?",
         ),
+        (["--conifg", "run.toml"], "Did you mean --config?"),
         (["--nonsense"], "--nonsense: is not a flag. --help lists all flags."),
         (["--save", "out"], "--save = 'out': is not a flag. Every checkpoint is in --run-dir"),
         (["--tensor_model_parallel_size=2"], "= '2': is not a flag. It belongs to Megatron"),
