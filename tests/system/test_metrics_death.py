@@ -2,10 +2,16 @@
 
 import json
 import os
+import re
+import shlex
 import signal
+import sqlite3
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
@@ -13,7 +19,7 @@ from furlong.launch.lock import read_started
 from furlong.process import ExitCode
 from furlong.spool import waiting
 from tests.system.conftest import Start
-from tests.system.real_runs import LIMIT_S, Up, final_weights, values
+from tests.system.real_runs import LIMIT_S, ROOT, Up, final_weights, values
 
 
 def until(up: Up, condition: Callable[[], object], what: str) -> None:
@@ -88,6 +94,36 @@ def test_suspended_metrics_lets_training_finish(start: Start, whole_run: Up) -> 
     os.kill(started.children["metrics"].pid, signal.SIGSTOP)
     up.wait_for("iter 4/4", limit_s=30)
     same_as(whole_run, up)
+
+
+@pytest.mark.slow
+def test_metrics_that_is_given_up_is_told_with_the_command_that_completes_the_rows(start: Start, whole_run: Up) -> None:
+    up = start().wait_for("iter 1/4")
+    kill_metrics(up)
+    set_schema(up, 99)
+    assert up.end() == ExitCode.DONE, up.told()
+    assert "(BAD_CONFIG) and is not started again" in up.stdout and up.left_running(within_s=2) == []
+    assert re.search(r"not complete +\d+ records of .*rollout, router, trainer-0 wait in", up.stdout), up.told()
+    found = re.search(r"complete with +furlong (.*?); Ctrl-C ends it", up.stdout)
+    assert found is not None, up.told()
+    set_schema(up, 2)
+    command = [sys.executable, "-m", "furlong", *shlex.split(found[1])]
+    completing = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert completing.stderr
+        assert any("service_ready" in line for line in completing.stderr)
+        completing.send_signal(signal.SIGINT)
+        completing.communicate(timeout=LIMIT_S)
+    finally:
+        completing.kill()
+    assert values(up.run_dir) == values(whole_run.run_dir)
+    assert set(waiting(up.run_dir.spool)) <= {"metrics"}
+
+
+def set_schema(up: Up, version: int) -> None:
+    """Have its store refused, or taken again."""
+    with closing(sqlite3.connect(up.run_dir.metrics_store / "metrics.db")) as store:
+        store.execute(f"PRAGMA user_version = {version}")
 
 
 def log(up: Up) -> str:
