@@ -14,7 +14,8 @@ def sink_line(sink: Mapping[str, Any]) -> str:
     if state == "lagging":
         said += f" by {place}"
     elif state in ("failing", "starting") and (sink["last_error"] or rows):
-        why = " ".join(str(sink["last_error"]).split())[:MAX_WHY_CHARS]
+        why = " ".join(str(sink["last_error"]).split())
+        why = why if len(why) <= MAX_WHY_CHARS else why[:MAX_WHY_CHARS] + "..."
         said += (f" because {why}" if why else "") + (f": {place} behind" if rows else "")
     if refused := int(sink["num_rows_refused"]):
         said += f"; {refused} row{'' if refused == 1 else 's'} refused and left out"

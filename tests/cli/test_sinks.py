@@ -43,6 +43,7 @@ def furlong(service: MetricsProcess, capsys: pytest.CaptureFixture[str]) -> Call
             {"state": "failing", "num_rows_behind": 1, "seconds_behind": 2.6, "last_error": "OSError: no\nroute"},
             "sink wandb: failing because OSError: no route: 1 row, 3 s behind",
         ),
+        ({"state": "failing", "last_error": "x" * 999}, f"sink wandb: failing because {'x' * 200}..."),
         ({"num_rows_refused": 2}, "sink wandb: healthy; 2 rows refused and left out"),
         ({"state": "closed"}, "sink wandb: closed"),
     ],
