@@ -93,7 +93,9 @@ def _unpack(packed: IO[bytes], wbits: int) -> Iterator[bytes]:
             try:
                 piece = inner.decompress(waiting, PIECE_BYTES)
             except zlib.error as error:
-                raise Problem(400, f"the body cannot be unpacked: {error}", "Mend what packs it, or send it unpacked.") from None
+                raise Problem(
+                    400, f"the body cannot be unpacked: {error}", "Mend what packs it, or send it unpacked."
+                ) from None
             waiting = inner.unused_data if inner.eof else inner.unconsumed_tail
             if piece:
                 yield piece
