@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from furlong.cli.arguments import take_options, whole_number
 from furlong.config import ConfigError, RunConfig
 from furlong.config.alone import DEFAULT_DIR, DEFAULT_PORT, is_offered, load_alone
+from furlong.config.destinations import tail_problems
 from furlong.config.errors import Problem
 from furlong.launch.preflight import bad_hooks, missing_packages
 from furlong.process import die_with_parent
@@ -37,7 +38,8 @@ def run_alone(arguments: Sequence[str]) -> int:
     """Run it until it is told to stop; its exit code. Raises ConfigError."""
     config, parent_pid = read_alone(arguments)
     die_with_parent(parent_pid)
-    if problems := missing_packages(config, ["metrics"]) or bad_hooks(config, ["metrics"], os.environ):
+    problems = [*missing_packages(config, ["metrics"]), *tail_problems(config.metrics.tail)]
+    if problems := problems or bad_hooks(config, ["metrics"], os.environ):
         raise ConfigError(problems)
     from furlong.cli.one_service import load_service
 

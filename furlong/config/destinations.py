@@ -49,7 +49,7 @@ def scraped(given: str) -> tuple[str, str]:
 
 
 def check_destinations(metrics: MetricsSection) -> list[Problem]:
-    """Everything that is wrong with them."""
+    """Everything that is wrong with the addresses."""
     found = []
     if metrics.statsd_addr and host_and_port(metrics.statsd_addr) is None:
         found.append(
@@ -61,7 +61,7 @@ def check_destinations(metrics: MetricsSection) -> list[Problem]:
     uri = metrics.mlflow_tracking_uri
     if uri.startswith("http") and (rule := url_problem(uri)):
         found.append(Problem("metrics.mlflow_tracking_uri", _HIDDEN, rule))
-    return [*found, *scrape_problems(metrics.scrape), *tail_problems(metrics.tail)]
+    return [*found, *scrape_problems(metrics.scrape)]
 
 
 def scrape_problems(urls: Iterable[str]) -> list[Problem]:
@@ -78,7 +78,7 @@ def scrape_problems(urls: Iterable[str]) -> list[Problem]:
 
 
 def tail_problems(patterns: Iterable[str]) -> list[Problem]:
-    """What is wrong with the paths of files to follow."""
+    """What is wrong with the paths of files to follow. Looks whether they are folders."""
     found = []
     for pattern in patterns:
         if not pattern:

@@ -12,6 +12,7 @@ from pathlib import Path
 from furlong.alertrules import check_alerts
 from furlong.alertrules.webhook_urls import check_webhooks
 from furlong.config import RunConfig
+from furlong.config.destinations import tail_problems
 from furlong.config.errors import Problem
 
 # What a service cannot start without; the extra of the distribution has the service's name.
@@ -37,6 +38,7 @@ def check_machine(config: RunConfig, services: Iterable[str], environment: Mappi
     problems = [*missing_packages(config, services), *_missing_files(config), *_bad_addresses(config, services)]
     problems += check_alerts(config.metrics)
     if "metrics" in services:
+        problems += tail_problems(config.metrics.tail)
         problems += check_webhooks(config.metrics.alert_webhook, config.metrics.alert_slack_webhook_file)
     if not problems:  # a hook's import may need any of the above
         problems += bad_hooks(config, services, environment)

@@ -20,7 +20,6 @@ from furlong.config.sections import MetricsSection, RunSection
         ("metrics_webhook", "http://h:port/x", "http://h:1/x"),
         ("mlflow_tracking_uri", "http://", "sqlite:///x.db"),
         ("scrape", ("h:1",), ("engine-0=http://h:1",)),
-        ("tail", ("/",), ("/*.log",)),
     ],
 )
 def test_wrong_place_is_told_by_its_key(field: str, bad: object, good: object) -> None:

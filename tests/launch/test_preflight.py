@@ -49,8 +49,8 @@ def test_missing_file_is_refused_by_its_key(run: Path, flags: list[str], key: st
 
 
 def test_all_faults_are_told_at_once(run: Path) -> None:
-    found = problems(run, "--hf-checkpoint", "missing", "--prompt-data", "missing")
-    assert {problem.key for problem in found} == {"model.hf_checkpoint", "rollout.prompt_data"}
+    found = problems(run, "--hf-checkpoint", "missing", "--prompt-data", "missing", "--tail", str(run.parent))
+    assert {problem.key for problem in found} == {"model.hf_checkpoint", "rollout.prompt_data", "metrics.tail"}
 
 
 def test_parquet_is_refused_with_the_way_to_json_lines(run: Path) -> None:
@@ -74,10 +74,16 @@ def test_taken_port_is_refused(run: Path, service: str, host: str) -> None:
     assert str(port) in str(found[0]) and "in use" in str(found[0])
 
 
-def test_missing_package_names_the_extra(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "NEEDED_MODULES", {"router": ("no_such_package",)})
-    found = problems(run)
-    assert "no_such_package" in str(found[0]) and "pip install 'furlong-rl[router]'" in str(found[0])
+@pytest.mark.parametrize(
+    ("extra", "flags"),
+    [("router", []), ("tensorboard", ["--use-tensorboard"]), ("mlflow", ["--mlflow-tracking-uri", "http://h:1"])],
+)
+def test_missing_package_names_the_extra(
+    run: Path, monkeypatch: pytest.MonkeyPatch, extra: str, flags: list[str]
+) -> None:
+    monkeypatch.setattr(preflight, "NEEDED_MODULES", {extra: ("no_such_package",)})
+    (found,) = problems(run, *flags)
+    assert "no_such_package" in str(found) and f"pip install 'furlong-rl[{extra}]'" in str(found)
 
 
 @pytest.mark.parametrize(
