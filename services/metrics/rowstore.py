@@ -4,6 +4,7 @@ A row is handed on when all its parts are in, or after its time is up, marked in
 Runs in the writer's thread, inside its transaction.
 """
 
+import math
 import sqlite3
 import time
 from collections import OrderedDict
@@ -18,6 +19,12 @@ from services.metrics.rows import Row
 from services.metrics.runs import Runs
 
 MAX_CACHED_STEPS = 256
+MAX_CHANGED = 2_048
+"""Steps that one transaction changed and holds; more are handed on, or saved, before it ends."""
+MAX_DUE = 1_024
+"""Rows that wait no longer, of one commit: that many more come with the next one, and nobody waits long."""
+MAX_WAITING = 100_000
+"""Rows that may wait for a part; with more, the oldest are handed on as they are."""
 
 
 @dataclass
@@ -37,16 +44,19 @@ class RowStore:
         self._connection, self._runs = connection, runs
         self._points = Points(connection)
         self._attempts = Attempts(connection)
-        self._row_timeout_us = int(row_timeout_s * 1e6)
+        self._row_timeout_s = row_timeout_s
         self._cache: OrderedDict[RowKey, _Stored] = OrderedDict()
         self._dirty: dict[RowKey, _Stored] = {}
-        self._waiting: dict[RowKey, int] = {}  # row -> when its first part came
+        self._emitted: list[Row] = []
+        self._waiting: dict[RowKey, float] = {}
+        """When the time of each is up, by a clock that no one sets; the oldest first."""
         self._load_waiting()
 
     def forget(self) -> None:
         """After a rollback: what is held may not be in the store."""
         self._cache.clear()
         self._dirty.clear()
+        self._emitted = []
         self._points.forget()
         self._attempts.forget()
         self._load_waiting()
@@ -68,37 +78,41 @@ class RowStore:
             (stored.step_id, part.part, producer, contribution.incarnation, body),
         )
         self._dirty[part.key] = stored
+        if len(self._dirty) >= MAX_CHANGED:
+            self._emit_changed(set())
 
-    def has_due(self, now: float) -> bool:
+    def has_due(self) -> bool:
         """Whether a row's time is up."""
-        return bool(self._due(now))
+        return bool(self._due(1))
 
-    def emit_ready(self, now: float) -> list[Row]:
+    def emit_ready(self) -> list[Row]:
         """Hand on what is complete, due, or amended."""
-        due = set(self._due(now))
-        rows: list[Row] = []
+        self._emit_changed(set(self._due(MAX_DUE)))
+        rows, self._emitted = self._emitted, []
+        return rows
+
+    def _emit_changed(self, due: set[RowKey]) -> None:
         for key in sorted(due | set(self._dirty)):
             stored = self._dirty.get(key) or self._stored(key)
             if key in self._dirty:
                 self._save_step(stored)
             if key in due or stored.last_row_id is not None or stored.step.is_complete:
-                rows += self._emit(stored)
+                self._emitted += self._emit(stored)
         self._dirty.clear()
-        return rows
 
     def emit_waiting(self) -> None:
-        """Have everything that waits handed on, incomplete as it is, with this transaction."""
-        self._waiting = dict.fromkeys(self._waiting, -(2**62))
+        """Have everything that waits handed on, incomplete as it is, with this transaction and the next ones."""
+        self._waiting = dict.fromkeys(self._waiting, -math.inf)
 
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def _due(self, now: float) -> list[RowKey]:
-        limit = int(now * 1e6) - self._row_timeout_us
-        due = []
-        for key, opened_us in self._waiting.items():  # the oldest first
-            if opened_us > limit:
+    def _due(self, limit: int) -> list[RowKey]:
+        now, too_many = time.monotonic(), len(self._waiting) - MAX_WAITING
+        due: list[RowKey] = []
+        for key, until in self._waiting.items():
+            if len(due) >= limit or (until > now and len(due) >= too_many):
                 break
             due.append(key)
         return due
@@ -174,13 +188,16 @@ class RowStore:
         now_us = time.time_ns() // 1000
         insert = "INSERT INTO steps (run, axis, step, attempt, expected, opened_us) VALUES (?, ?, ?, ?, '[]', ?)"
         cursor = self._connection.execute(insert, (key.run, key.axis, key.step, key.attempt, now_us))
-        self._waiting[key] = now_us
+        self._waiting[key] = time.monotonic() + self._row_timeout_s
         self._attempts.begin(key)
         return _Stored(cursor.lastrowid or 0, Step(key), None)
 
     def _load_waiting(self) -> None:
         find = "SELECT run, axis, step, attempt, opened_us FROM steps WHERE last_row_id IS NULL ORDER BY opened_us"
-        self._waiting = {RowKey(*key): opened_us for *key, opened_us in self._connection.execute(find)}
+        now, now_us = time.monotonic(), time.time_ns() // 1000
+        # one that was begun in the future was begun before the clock was set back
+        waited_s = ((RowKey(*key), max(0, now_us - at_us) / 1e6) for *key, at_us in self._connection.execute(find))
+        self._waiting = {key: now + self._row_timeout_s - waited for key, waited in waited_s}
 
 
 class Attempts:

@@ -17,7 +17,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from furlong.v1 import metrics_pb2
-from services.metrics.intake import RecordsIn, Taken
+from services.metrics.intake import MAX_BATCH_RECORDS, RecordsIn, Taken
 from services.metrics.writer import Sending, StoreFailed, StoreFull, Writer
 
 log = structlog.get_logger()
@@ -153,15 +153,29 @@ class IngestStream:
                     await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
                 bodies = tuple(message.records)
                 batch = RecordsIn(message.producer, message.incarnation, message.first_sequence, bodies)
-                del message
-                self._waiting.append(self._intake.submit(self, batch, size))
-                del batch, bodies
+                del message, bodies
+                await self._submit(batch, size)
+                del batch
+        finally:
+            self._ended = True
+            self._changed.set()
+
+    async def _submit(self, batch: RecordsIn, size_bytes: int) -> None:
+        """In pieces that one commit can take: a message of tiny records may hold hundreds of thousands."""
+        left_bytes = size_bytes
+        try:
+            for at in range(0, max(1, len(batch.bodies)), MAX_BATCH_RECORDS):
+                bodies = batch.bodies[at : at + MAX_BATCH_RECORDS]
+                is_last = at + MAX_BATCH_RECORDS >= len(batch.bodies)
+                size = left_bytes if is_last else sum(map(len, bodies))
+                piece = RecordsIn(batch.producer, batch.incarnation, batch.first_sequence + at, bodies)
+                self._waiting.append(self._intake.submit(self, piece, size))
+                left_bytes -= size
                 while len(self._waiting) >= WINDOW_BATCHES:
                     self._has_room.clear()
                     await self._has_room.wait()
         finally:
-            self._ended = True
-            self._changed.set()
+            self._intake.give_back(left_bytes)
 
     async def _acknowledge_all(self) -> None:
         while self._waiting or not self._ended:

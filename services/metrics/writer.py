@@ -34,6 +34,8 @@ Result = TypeVar("Result")
 
 MAX_GROUP_JOBS = 64
 MAX_GROUP_BYTES = 8 * 1024 * 1024
+RECORD_COST_BYTES = 256
+"""What a record counts for beside its own bytes: small ones take time and room too."""
 TICK_S = 0.25
 UNREADABLE_AFTER_S = 60.0
 
@@ -132,7 +134,7 @@ class Writer(threading.Thread):
 
         sending: of who submits several before the first is done; another one once it sends them again.
         """
-        size_bytes = sum(map(len, batch.bodies))
+        size_bytes = sum(map(len, batch.bodies)) + RECORD_COST_BYTES * len(batch.bodies)
         return self._put(lambda writer: writer.intake.take(batch), size_bytes, sending or Sending())
 
     def put_marks(self, marks: Mapping[str, bytes | None]) -> "Future[None]":
@@ -229,7 +231,7 @@ class Writer(threading.Thread):
     def _gather(self) -> tuple[list[_Job], bool]:
         jobs: list[_Job] = []
         size = 0
-        wait_s = TICK_S / 10 if self.retention.is_busy else TICK_S
+        wait_s = TICK_S / 10 if self.retention.is_busy or self.rows.has_due() else TICK_S
         while len(jobs) < MAX_GROUP_JOBS and size < MAX_GROUP_BYTES:
             try:
                 job = self._jobs.get(timeout=wait_s) if wait_s else self._jobs.get_nowait()
@@ -246,13 +248,13 @@ class Writer(threading.Thread):
         jobs = _refuse_behind_failed(jobs)
         if self._room.is_short(sum(job.size_bytes for job in jobs if job.is_records)):
             jobs = self._hold(jobs)
-        if not jobs and not self.rows.has_due(time.time()):
+        if not jobs and not self.rows.has_due():
             return
         begun = time.perf_counter()
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             results = [job.work(self) for job in jobs]
-            rows = self.rows.emit_ready(time.time())
+            rows = self.rows.emit_ready()
             self.intake.save()
             self.runs.save()
             self._connection.execute("COMMIT")

@@ -174,6 +174,17 @@ def test_service_is_light(make: Callable[..., MetricsProcess], producer: str) ->
     assert not [m for m in process.memory_maps() if "torch" in m.path or "wandb" in m.path]
 
 
+def test_message_of_very_many_tiny_records_is_one_batch_to_its_producer(
+    service: MetricsProcess, producer: str, step: int
+) -> None:
+    records = [b"{}"] * 10_000 + [part(step, {"train/x": 1}), b"no JSON"]
+    acks = send(service, batch(records, producer=producer), batch([b"{}"], producer=producer, first=len(records) + 1))
+    assert acks[-1].through_sequence == len(records) + 1
+    assert sum(ack.num_refused for ack in acks) == 1
+    assert stored(service, producer) == len(records)
+    assert service.wait_row(step)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_producer_that_reads_no_acknowledgement_holds_nobody_up(service: MetricsProcess, producer: str) -> None:

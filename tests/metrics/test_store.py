@@ -17,7 +17,7 @@ import pytest
 from services.metrics.intake import RecordsIn, Taken
 from services.metrics.rows import Row, StoredBatch
 from services.metrics.writer import Committed, Sending, StoreFailed
-from tests.metrics.running import part
+from tests.metrics.running import part, until
 from tests.metrics.stores import ask, line, store
 
 SCHEMA_1 = Path(__file__).with_name("schema_1.sql")
@@ -274,3 +274,37 @@ def test_batch_that_nobody_thought_of_fails_alone(tmp_path: Path, monkeypatch: p
         held.set()
         assert [type(one.exception(10)) for one in done] == [type(None), StoreFailed, type(None)]
         assert len(new.bodies()) == 2
+
+
+def waiting(step: int) -> bytes:
+    return part(step, {"train/a": 1}, parts=["trainer", "never"])
+
+
+def test_rows_that_wait_are_handed_on_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many: no commit takes long, and they take no more room than some."""
+    monkeypatch.setattr("services.metrics.rowstore.MAX_WAITING", 20)
+    monkeypatch.setattr("services.metrics.rowstore.MAX_CHANGED", 8)
+    monkeypatch.setattr("services.metrics.rowstore.MAX_DUE", 4)
+    sizes: list[int] = []
+    with store(tmp_path / "m.db", on_commit=lambda new: sizes.append(len(new.rows))) as new:
+        new.take(*(waiting(step) for step in range(30)))
+        until(lambda: len(new.rows()) == 10, "those beyond what may wait")
+        assert [row["step"] for row in new.rows()] == list(range(10)) and not new.rows()[0]["complete"]
+        new.writer.emit_waiting().result(10)
+        until(lambda: len(new.rows()) == 30, "all of them")
+        assert max(sizes) == 4
+        new.take(*(part(step, {"train/a": 1}) for step in range(100, 130)))
+        assert len(new.rows()) == 60
+
+
+@pytest.mark.parametrize("moved_s", [-3600, 3600])
+def test_clock_that_is_set_holds_no_row_back(tmp_path: Path, moved_s: int) -> None:
+    path = tmp_path / "m.db"
+    with store(path) as new:
+        new.take(waiting(1))
+    with closing(sqlite3.connect(path)) as connection:  # as if it had been begun before the clock was set
+        connection.execute("UPDATE steps SET opened_us = opened_us - ? * 1000000", (moved_s,))
+        connection.commit()
+    with store(path, row_timeout_s=0.5) as new:
+        new.take(waiting(2), producer="r/q")
+        until(lambda: len(new.rows()) == 2, "both rows", limit_s=5)
