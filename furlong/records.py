@@ -13,11 +13,12 @@ Besides numbers a value may be a distribution, `["histogram", [edges], [counts]]
 """
 
 import math
+import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, SupportsFloat
+from typing import Any, SupportsFloat, SupportsIndex
 
 import orjson
 
@@ -251,7 +252,9 @@ def decode_loose(given: object) -> Value | None:
     """
     try:
         if isinstance(given, list):
-            return decode_value(given)
+            value = decode_value(given)
+            has_count = not isinstance(value, Mean) or (math.isfinite(value.count) and value.count >= 0)
+            return value if has_count else None
         return Last(int(given)) if isinstance(given, bool) else Last(decode_number(given))
     except (ValueError, TypeError, OverflowError):
         return None
@@ -276,12 +279,23 @@ def encode_number(number: SupportsFloat) -> Number | str:
     if isinstance(number, (int, float)):
         plain = int(number) if isinstance(number, int) else float(number)
     else:
-        plain = float(number)
+        plain = _exact(number)
     if isinstance(plain, int):
         return plain if -_MAX_INTEGER <= plain < _MAX_INTEGER else float(plain)
     if math.isfinite(plain):
         return plain
     return "NaN" if math.isnan(plain) else ("Infinity" if plain > 0 else "-Infinity")
+
+
+def _exact(number: SupportsFloat) -> Number:
+    """Of another library's scalar; an integer beyond 2**53 is not rounded to a float."""
+    rounded = float(number)
+    if not isinstance(number, SupportsIndex) or abs(rounded) < 2**53:
+        return rounded
+    try:
+        return operator.index(number)
+    except TypeError:  # a tensor of floats has the method, too
+        return rounded
 
 
 def decode_number(number: object) -> Number:

@@ -8,13 +8,13 @@ def thinned(values: Sequence[float | None], max_points: int) -> list[int]:
     """Which points to keep, by index, in order: the first, the last, and of each stretch the lowest and the highest.
 
     A stretch that has a NaN (None) keeps one, so that a curve never looks sounder than it is. Never more than
-    max_points, which is at least 4.
+    max_points, which is at least 5.
     """
     if len(values) <= max_points:
         return list(range(len(values)))
     kept = {0, len(values) - 1}
     has_gaps = any(value is None or math.isnan(value) for value in values)
-    num_stretches = max(1, (max_points - 2) // (3 if has_gaps else 2))
+    num_stretches = (max_points - 2) // (3 if has_gaps else 2)
     for stretch in range(num_stretches):
         begin = stretch * len(values) // num_stretches
         end = (stretch + 1) * len(values) // num_stretches

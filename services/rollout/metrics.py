@@ -101,13 +101,10 @@ def category_values(details: Sequence[Mapping[str, object] | None], *, key: str)
 
 
 def pass_at_k_values(groups: Groups, *, prefix: str, group_size: int) -> dict[str, Value]:
-    """pass@k for k = 1, 2, 4 .. over the groups that are complete: every one of their samples has a reward."""
-    complete = [
-        group
-        for group in groups
-        if len(group.samples) == group_size and all(sample.HasField("reward") for sample in group.samples)
-    ]
-    correct = [sum(sample.reward == 1 for sample in group.samples) for group in complete]
+    """pass@k for k = 1, 2, 4 .. over the groups that are complete: every one of their rollouts has a reward."""
+    rewards = [_rollout_rewards(group) for group in groups]
+    complete = [one for one in rewards if len(one) == group_size and None not in one]
+    correct = [sum(reward == 1 for reward in one) for one in complete]
     ks = [2**i for i in range(group_size.bit_length()) if 2**i <= group_size]
     if not complete:
         return {}
@@ -244,6 +241,12 @@ def _samples(groups: Groups) -> list[sample_pb2.Sample]:
 
 def _reward_list(samples: Iterable[sample_pb2.Sample]) -> list[float]:
     return [sample.reward for sample in samples if sample.HasField("reward")]
+
+
+def _rollout_rewards(group: sample_pb2.Group) -> list[float | None]:
+    """The reward of each rollout of a group; one that became several rows for training counts once."""
+    rewards = {sample.index: sample.reward if sample.HasField("reward") else None for sample in group.samples}
+    return list(rewards.values())
 
 
 def _response_lengths(samples: Iterable[sample_pb2.Sample]) -> list[int]:

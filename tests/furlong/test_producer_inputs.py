@@ -52,9 +52,12 @@ SCALARS: dict[str, Any] = {
     "d": torch.tensor(0.5, dtype=torch.bfloat16),
     "nan": np.float32("nan"),
     "huge": 2**70,
+    "exact": np.int64(2**53 + 1),
+    "exact_tensor": torch.tensor(2**53 + 1),
     "plain": 3,
 }
 NUMBERS = {"a": 1.0, "b": 2.0, "c": 1.0, "d": 0.5, "nan": "NaN", "huge": float(2**70), "plain": 3}
+NUMBERS |= {"exact": 2**53 + 1, "exact_tensor": 2**53 + 1}
 COUNT: Any = np.int64(2)
 NO_NUMBERS: dict[str, Any] = {"e": [1, 2], "f": None, "g": "x", "h": np.ones(2), "i": torch.ones(2, 2), "j": object()}
 

@@ -6,7 +6,7 @@ import string
 
 import pytest
 
-from furlong.records import reduce_value
+from furlong.records import Last, Mean, reduce_value
 from furlong.v1 import sample_pb2
 from services.rollout.generation import fail
 from services.rollout.metrics import (
@@ -42,7 +42,7 @@ def sample(
 
 
 def group(*rewards: float | None) -> sample_pb2.Group:
-    return sample_pb2.Group(samples=[sample(reward) for reward in rewards])
+    return sample_pb2.Group(samples=[sample(reward, index=index) for index, reward in enumerate(rewards)])
 
 
 def values(groups: list[sample_pb2.Group], *, size: int = 2, incidents: Incidents | None = None) -> dict[str, float]:
@@ -139,6 +139,25 @@ def test_pass_rates_count_complete_groups_and_rewards_of_exactly_one() -> None:
     assert told["passrate/pass@4"] == pytest.approx((1 + 0) / 2)
     assert "passrate/pass@8" not in told
     assert "passrate/pass@3" not in told
+
+
+def test_rollout_that_became_several_rows_counts_once_in_pass_rates() -> None:
+    rows = [sample(reward, index=index) for index, reward in enumerate([1, 0, 0, 0]) for _ in range(2)]
+    told = values([sample_pb2.Group(samples=rows)], size=4)
+    assert (told["passrate/pass@1"], told["passrate/pass@2"], told["passrate/pass@4"]) == (0.25, 0.5, 1.0)
+
+
+def test_mean_is_of_the_rewards_that_are_there_and_says_how_many() -> None:
+    found = rollout_values(
+        [group(1, None), group(None, 0.5), group(None)],
+        incidents=Incidents(),
+        times=TIMES,
+        group_size=2,
+        std_normalization=True,
+        passrate=True,
+    )
+    assert found["rollout/raw_reward"] == Mean(1.5, 2) and found["rollout/num_samples"] == Last(5)
+    assert "passrate/pass@1" not in found
 
 
 def test_categories_are_shares_and_a_sample_without_one_counts_as_missing() -> None:

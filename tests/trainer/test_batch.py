@@ -30,6 +30,18 @@ def test_groups_go_by_index_and_not_by_position() -> None:
     assert batch.advantages.tolist() == [-1.0, 1.0, -2.0, 2.0]
 
 
+def test_groups_that_lost_samples_stay_groups() -> None:
+    """Of 16 prompts with 8 samples each 78 are left: no group takes another's samples, and none is needed whole."""
+    whole = [(g, i) for g in range(16) for i in range(8)]
+    left = whole[:3] + whole[53:]
+    groups = [group(g, *(rewarded(i, float(i)) for h, i in left if h == g)) for g in range(16)]
+    batch = build(groups)
+    assert list(batch.groups) == [g for g, _ in left] and len(left) == 78
+    for g in range(16):
+        own = batch.advantages[[position for position, found in enumerate(batch.groups) if found == g]]
+        assert own.sum() == pytest.approx(0.0, abs=1e-5)
+
+
 def test_failed_samples_are_in_no_statistic() -> None:
     failed = rewarded(2, 100.0, status=sample_pb2.SAMPLE_STATUS_FAILED)
     aborted = rewarded(3, 100.0, status=sample_pb2.SAMPLE_STATUS_ABORTED)

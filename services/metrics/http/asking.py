@@ -96,7 +96,7 @@ def router(queries: Queries) -> APIRouter:
         attempt: Attempt = None,
         last: Annotated[int | None, Query(description="Steps, the newest.", ge=1, le=MAX_POINTS)] = None,
         max_points: Annotated[
-            int | None, Query(description="Fewer points; peaks and dips are kept.", ge=4, le=MAX_POINTS)
+            int | None, Query(description="Fewer points; peaks and dips are kept.", ge=5, le=MAX_POINTS)
         ] = None,
     ) -> Response:
         """One curve a key and run that has it. NaN and infinities are the strings "NaN", "Infinity", "-Infinity"."""

@@ -1,11 +1,13 @@
 """The newest value of every key of every run, under names that Prometheus allows. Pure; bounded.
 
 `train/loss` is `furlong_train_loss{run="arith",key="train/loss"}`: what a name cannot hold becomes `_`, and the label
-`key` has the raw name, so that two names that fold into one are told apart. A value stands until a newer one comes, its
-step is taken back by a newer attempt, or its run has been silent for stale_after_s.
+`key` has the raw name, so that two names that fold into one are told apart. A key that a run has on several axes has a
+label `axis` besides. A value stands until a newer one comes, its step is taken back by a newer attempt, or its run has
+been silent for stale_after_s.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -78,9 +80,10 @@ class Gauges:
     def standing(self) -> Iterator[tuple[Series, float]]:
         """Every value."""
         for run, axes in self._runs.items():
+            seen = Counter(key for axis in axes.values() for key in axis.values)
             for name, axis in axes.items():
                 for key, value in axis.values.items():
-                    yield series_of(run, name, key), value.number
+                    yield series_of(run, name, key, with_axis=seen[key] > 1), value.number
 
     def places(self) -> Iterator[tuple[str, str, int, int, float]]:
         """Run, axis, step, attempt and time (seconds since the epoch) of each axis' newest row."""
@@ -115,13 +118,15 @@ class Gauges:
         self._num_series -= len(over)
 
 
-def series_of(run: str, axis: str, key: str) -> Series:
+def series_of(run: str, axis: str, key: str, *, with_axis: bool) -> Series:
     """Name and labels of a value. Keys of engines (engine/INSTANCE/KEY) have their instance as a label instead."""
     name, labels = key, [("run", run), ("key", key)]
     parts = key.split("/", 2)
     if axis == ENGINE_AXIS and len(parts) == 3 and parts[0] == "engine":
         name = f"engine/{parts[2]}"
         labels.append(("engine", parts[1]))
+    if with_axis:  # one series twice would cost the whole scrape
+        labels.append(("axis", axis))
     return Series(fold(name), tuple(labels))
 
 

@@ -36,6 +36,8 @@ MAX_GAUGES = 20_000
 RESOLVE_S = 60.0
 
 _fold = folder_of("A-Za-z0-9_.-")
+_Place = tuple[str, str, str]
+"""Run, axis and key: a key that stands on two axes is two gauges, of which the second has a mark behind its name."""
 
 
 def make(options: Mapping[str, object], context: SinkContext) -> Sink[Row]:
@@ -71,7 +73,7 @@ class StatsdSink(Sink[Row]):
 
     async def write(self, rows: Sequence[Row]) -> Cursor:
         """Send what is newest in them."""
-        changed: dict[tuple[str, str], float] = {}
+        changed: dict[_Place, float] = {}
         for row in rows:
             if (one := drawn(row)) is not None:
                 changed |= self._newest.take(one, time.monotonic())
@@ -97,10 +99,10 @@ class StatsdSink(Sink[Row]):
             self._socket.close()
             self._socket = None
 
-    async def _send(self, values: Mapping[tuple[str, str], float]) -> None:
+    async def _send(self, values: Mapping[_Place, float]) -> None:
         lines = []
-        for (run, key), value in values.items():
-            line = gauge(self._name(run, key), value)
+        for place, value in values.items():
+            line = gauge(self._name(place), value)
             self.num_left_out += line is None
             if line is not None:
                 lines.append(line)
@@ -112,8 +114,8 @@ class StatsdSink(Sink[Row]):
             if number % 16 == 15:
                 await asyncio.sleep(0)  # others' turn; and the daemon's buffer is small
 
-    def _name(self, run: str, key: str) -> str:
-        folded = self._names.folded(f"{run}\n{key}")
+    def _name(self, place: _Place) -> str:
+        folded = self._names.folded("\n".join(place))
         return f"{self._prefix}.{folded}" if self._prefix else folded
 
     def _put(self, packet: bytes) -> None:
@@ -138,15 +140,15 @@ class StatsdSink(Sink[Row]):
 
 
 class Newest:
-    """The newest value of each key of each run. Bounded."""
+    """The newest value of each key of each axis of each run. Bounded."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[str, str, str], tuple[int, int]] = {}
-        self._values: dict[tuple[str, str], float] = {}
+        self._places: dict[_Place, tuple[int, int]] = {}
+        self._values: dict[_Place, float] = {}
         self._seen_at: dict[str, float] = {}
 
-    def take(self, row: Drawn, now: float) -> dict[tuple[str, str], float]:
-        """What is new to the daemon, by run and key."""
+    def take(self, row: Drawn, now: float) -> dict[_Place, float]:
+        """What is new to the daemon."""
         changed = {}
         for key, value in row.values.items():
             place = (row.run, row.axis, key)
@@ -155,12 +157,12 @@ class Newest:
             if place not in self._places and len(self._places) >= MAX_GAUGES:
                 self._forget_oldest_run()
             self._places[place] = (row.attempt, row.step)
-            changed[row.run, key] = value
+            changed[place] = value
         self._values |= changed
         self._seen_at[row.run] = now
         return changed
 
-    def of_live_runs(self, now: float) -> dict[tuple[str, str], float]:
+    def of_live_runs(self, now: float) -> dict[_Place, float]:
         """All values of runs that had a row of late."""
         live = {run for run, at in self._seen_at.items() if now - at <= RESEND_FOR_S}
         return {place: value for place, value in self._values.items() if place[0] in live}
@@ -173,8 +175,8 @@ class Newest:
 
 
 def fold_name(raw: str) -> str:
-    """RUN and KEY, parted by a newline, as statsd allows them: RUN without dots, KEY with dots for slashes."""
-    run, _, key = raw.partition("\n")
+    """RUN, AXIS and KEY, parted by newlines, as statsd allows them: RUN without dots, KEY with dots for slashes."""
+    run, _, key = raw.split("\n", 2)
     return f"{_fold(run).replace('.', '_')}.{_fold(key.replace('/', '.'))}"
 
 

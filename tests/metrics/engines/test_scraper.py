@@ -40,6 +40,26 @@ def test_counter_that_began_anew_counts_from_zero() -> None:
     assert between(text.format(1000), text.format(20)) == {"tokens_per_s": 2.0}
 
 
+def test_process_that_is_gone_or_new_makes_no_rate_of_what_another_counted() -> None:
+    text = '# TYPE t_total counter\nt_total{{pid="1"}} {}\nt_total{{pid="{}"}} {}\n'
+    assert between(text.format(1_000_000, 2, 2_000_000), text.format(1_000_100, 3, 50)) == {"t_per_s": 15.0}
+    alone = '# TYPE t_total counter\nt_total{pid="1"} 1000100\n'
+    assert between(text.format(1_000_000, 2, 2_000_000), alone) == {"t_per_s": 10.0}
+
+
+def test_histograms_of_two_processes_begin_anew_each_on_its_own() -> None:
+    text = (
+        '# TYPE h histogram\nh_count{{pid="1"}} {}\nh_sum{{pid="1"}} {}\nh_count{{pid="2"}} {}\nh_sum{{pid="2"}} {}\n'
+    )
+    row = between(text.format(10, 5.0, 900, 900.0), text.format(14, 13.0, 1, 2.0))
+    assert row == {"h_count_per_s": 0.5, "h_sum_per_s": 1.0, "h_mean": 2.0}
+
+
+def test_gauges_of_two_processes_hide_neither() -> None:
+    text = '# TYPE g gauge\ng{pid="1"} 5\ng{pid="2"} 7\n'
+    assert parse(text, 1.0).gauges == {"g{pid=1}": 5.0, "g{pid=2}": 7.0}
+
+
 def test_first_reading_has_gauges_only() -> None:
     text = "# TYPE g gauge\ng 3\n# TYPE tokens_total counter\ntokens_total 9\n"
     assert values(parse(text, 1.0), None) == {"g": Mean(3.0, 1)}

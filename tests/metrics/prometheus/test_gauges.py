@@ -49,6 +49,14 @@ def test_odd_names_make_a_valid_scrape_and_are_told_apart() -> None:
     )
 
 
+def test_key_on_two_axes_of_a_run_is_told_apart() -> None:
+    gauges = Gauges(stale_after_s=60)
+    gauges.take([row(1, loss=0.4, once=7), row(9, axis="eval/step", loss=0.9)])
+    found = {(dict(series.labels)["key"], dict(series.labels).get("axis")): v for series, v in gauges.standing()}
+    assert found == {("loss", "train/step"): 0.4, ("loss", "eval/step"): 0.9, ("once", None): 7}
+    assert len({series for series, _ in gauges.standing()}) == 3  # a series that stands twice costs the whole scrape
+
+
 @given(st.dictionaries(st.text(max_size=40), st.floats(), max_size=8), st.text(max_size=20))
 @settings(max_examples=60, deadline=None)
 def test_any_name_and_number_makes_a_valid_scrape(values: dict[str, float], run: str) -> None:

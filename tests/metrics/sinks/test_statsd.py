@@ -82,6 +82,16 @@ def test_names_are_told_apart_and_nothing_that_is_no_number_is_sent(make: Make) 
         assert sorted(found.values()) == [1, 2]
 
 
+def test_key_on_two_axes_is_two_gauges(make: Make) -> None:
+    with listening() as (addr, now):
+        service = make(statsd_addr=addr).start()
+        send(service, batch([part(1, {"loss": ["last", 1]})]))
+        until(lambda: now().gauges == {"furlong.r.loss": 1}, "the first")
+        send(service, batch([part(1, {"loss": ["last", 2]}, axis="eval/step")], first=2))
+        until(lambda: len(now().gauges) == 2, "the second under a name of its own")
+        assert now().gauges.pop("furlong.r.loss") == 1 and list(now().gauges.values()) == [2]
+
+
 def test_many_values_are_sent_in_small_packets_and_only_the_newest(make: Make) -> None:
     with listening() as (addr, now):
         service = make(statsd_addr=addr).start()
@@ -119,12 +129,12 @@ def test_lines_of_one_gauge_stay_in_one_packet() -> None:
 
 
 def test_late_row_of_an_older_step_is_not_sent() -> None:
-    newest = Newest()
+    newest, place = Newest(), ("r", "train/step", "a")
     row = lambda step, attempt=1: Drawn(step, "r", "train/step", step, attempt, 0, {"a": step}, {}, {})  # noqa: E731
-    assert newest.take(row(5), 0.0) == {("r", "a"): 5}
+    assert newest.take(row(5), 0.0) == {place: 5}
     assert newest.take(row(3), 0.0) == {}
-    assert newest.take(row(3, 2), 0.0) == {("r", "a"): 3}
-    assert newest.of_live_runs(1.0) == {("r", "a"): 3}
+    assert newest.take(row(3, 2), 0.0) == {place: 3}
+    assert newest.of_live_runs(1.0) == {place: 3}
     assert newest.of_live_runs(statsd.RESEND_FOR_S + 1) == {}
 
 
@@ -144,7 +154,7 @@ async def test_daemon_that_started_anew_is_told_all_again(tmp_path: Path, monkey
 
 def test_names_stay_the_same_over_a_restart(tmp_path: Path) -> None:
     made = Names(fold_name, max_chars=40, kept_in=tmp_path / "x" / "names.json")
-    raws = ["r\na@b", "r\na#b", "r.x\na", "r_x\na", "r\n" + "long/" * 20]
+    raws = ["r\nx\na@b", "r\nx\na#b", "r.x\nx\na", "r_x\nx\na", "r\nx\n" + "long/" * 20, "r\ny\na@b", "r\nx\nk\ny"]
     first = [made.folded(raw) for raw in raws]
     made.save()
     again = Names(fold_name, max_chars=40, kept_in=tmp_path / "x" / "names.json")
