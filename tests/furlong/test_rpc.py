@@ -167,9 +167,9 @@ async def pings_until_goaway(server_options: list[tuple[str, int]], seconds: flo
 
 
 async def test_an_idle_channel_that_pings_is_not_sent_away() -> None:
-    assert not await pings_until_goaway(rpc.SERVER_OPTIONS, 2.0)
+    assert not await pings_until_goaway(rpc.SERVER_OPTIONS, 4.0)  # one of gRPC's own limits does so after 3
 
 
 @pytest.mark.slow
 async def test_a_server_of_grpcs_own_limits_would_send_it_away() -> None:
-    assert await pings_until_goaway([], 10.0)
+    assert await pings_until_goaway([], 4.0)
