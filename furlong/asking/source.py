@@ -40,7 +40,7 @@ def find(run_dir: RunDir) -> Found:
         return Found(MetricsClient(entry.http), None, None)
     shared, run = _shared_service(run_dir)
     if shared:
-        return Found(MetricsClient(_http_of(shared)), None, run)
+        return Found(MetricsClient(http_of(shared)), None, run)
     return Found(None, StoreReader(run_dir.metrics_store / STORE_NAME), None)
 
 
@@ -134,7 +134,7 @@ def _shared_service(run_dir: RunDir) -> tuple[str, str | None]:
     return str(address), str(name) if name else None
 
 
-def _http_of(grpc_address: str) -> str:
+def http_of(grpc_address: str) -> str:
     """Where a service that is named by its gRPC address answers over HTTP."""
     import grpc
 

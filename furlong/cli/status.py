@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 
 from furlong.cli.arguments import take_options
-from furlong.cli.sink_lines import sink_line
+from furlong.cli.sink_lines import endpoint_line, file_line, sink_line
 from furlong.config import ConfigError
 from furlong.config.errors import Problem
 from furlong.launch.look import InstanceStatus, RunStatus, look_at
@@ -22,6 +22,8 @@ Show what of a run is up: pid, uptime, addresses, rollout, policy version, phase
 Exits 0 when all is up, 1 otherwise, 2 when DIR is not a run directory.
 """
 COLUMNS = ("instance", "state", "pid", "uptime", "grpc", "http", "says")
+LINES = {"sinks": sink_line, "files": file_line, "endpoints": endpoint_line}
+"""What of an instance has lines of its own."""
 ROW_KEYS = ("rollout/raw_reward", "perf/step_time")
 
 
@@ -57,16 +59,20 @@ def as_table(found: RunStatus, *, width: int | None) -> str:
     done = ", with which the run is done" if found.is_done() else ""
     lines.append(f"last checkpoint: {_or_none(found.last_checkpoint, 'after rollout ')}{done}")
     if found.last_row is None:
-        return "\n".join([*lines, "last row: none"])
+        return "\n".join([*lines, f"last row: {found.last_row_unknown or 'none'}"])
     shown = [f"{key} {value:.4g}" for key in ROW_KEYS if isinstance(value := found.last_row.get(key), float)]
     lines.append("last row: " + ", ".join([f"rollout {found.last_row['step']}", *shown]))
     return "\n".join(lines)
 
 
 def _sinks(found: RunStatus) -> list[str]:
-    """One line a sink of the metrics service."""
-    told = [item.details.get("sinks", []) for item in found.instances]
-    return [sink_line(sink) for sinks in told if isinstance(sinks, list) for sink in sinks]
+    """One line a sink, followed file and read endpoint of the metrics service."""
+    lines = []
+    for item in found.instances:
+        for what, line in LINES.items():
+            told = item.details.get(what, [])
+            lines += [line(one) for one in told] if isinstance(told, list) else []
+    return lines
 
 
 def _table(items: Sequence[InstanceStatus], width: int | None) -> list[str]:
@@ -88,7 +94,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _cells(item: InstanceStatus) -> tuple[str, ...]:
-    says = " ".join(f"{key}={_flat(value)}" for key, value in item.details.items() if key != "sinks")
+    says = " ".join(f"{key}={_flat(value)}" for key, value in item.details.items() if key not in LINES)
     pid = str(item.pid or "-")
     return (item.instance, item.state, pid, _duration(item.uptime_s), item.grpc or "-", item.http or "-", says)
 

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from furlong.config import RunConfig
+from furlong.launch import shared as shared_service
 from furlong.launch.alerts import Fired, read_fired
 from furlong.launch.checkpoints import newest_checkpoint
 from furlong.launch.rows import Row, read_rows
@@ -27,10 +28,10 @@ POINTLESS_TO_REPEAT = (ExitCode.DONE, ExitCode.DIVERGED, ExitCode.BAD_CONFIG)
 
 def closing_lines(config: RunConfig, run_dir: RunDir, ending: Ending, *, seconds: float, again: str) -> list[str]:
     """What a person wants to know when a run has ended, however it did. again: the command that goes on."""
-    rows = read_rows(run_dir.metrics_rows)
+    rows, unknown = _rows(config, run_dir)
     checkpoint = newest_checkpoint(run_dir)
     num_saved = checkpoint.rollout_id + 1 if checkpoint else 0
-    num_trained = max((row.step + 1 for row in rows if row.axis == "rollout/step"), default=0)
+    num_trained = max([num_saved, *(row.step + 1 for row in rows if row.axis == "rollout/step")])
     if ending.code in SAVED and checkpoint:  # rows beyond it are of an attempt that was killed
         num_trained = num_saved
     head = next((text for code, text in HEADS.items() if code == ending.code), "failed")
@@ -45,7 +46,9 @@ def closing_lines(config: RunConfig, run_dir: RunDir, ending: Ending, *, seconds
         facts.append(("alerts", f"{', '.join(map(_fired, fired))}; see {run_dir.alerts}"))
     own = str(run_dir.metrics_rows) + ("" if rows else " (no rows yet)")
     shared = config.metrics.metrics_addr
-    facts.append(("metrics", f"with the service at {shared}, as run {config.run.name}" if shared else own))
+    if shared:
+        own = f"with the service at {shared}, as run {config.run.name}" + (f"; {unknown}" if unknown else "")
+    facts.append(("metrics", own))
     facts += _not_taken_in(config, run_dir, ending)
     if config.metrics.use_wandb:
         facts.append(("wandb", _wandb(Path(config.metrics.wandb_dir or run_dir.root, "wandb"))))
@@ -54,6 +57,16 @@ def closing_lines(config: RunConfig, run_dir: RunDir, ending: Ending, *, seconds
         facts.append(("go on with", again))
     width = max(len(name) for name, _ in facts)
     return lines + [f"  {name.ljust(width)}  {value}" for name, value in facts]
+
+
+def _rows(config: RunConfig, run_dir: RunDir) -> tuple[list[Row], str]:
+    """The run's rows, of a service that is shared only what is told here; and why that did not tell them."""
+    if not config.metrics.metrics_addr:
+        return read_rows(run_dir.metrics_rows), ""
+    try:
+        return shared_service.results(config.metrics.metrics_addr, config.run.name), ""
+    except shared_service.NotAnswered as error:
+        return [], f"what came of it is not known now: {error}"
 
 
 def _results(rows: list[Row]) -> list[tuple[str, str]]:

@@ -5,18 +5,23 @@ Asks with short limits and never waits for a service to come; a run that is dead
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from furlong import addresses
 from furlong.addresses import Address
-from furlong.config import ConfigError, load_resolved
+from furlong.config import ConfigError, RunConfig, load_resolved
 from furlong.config.errors import Problem
+from furlong.launch import shared
 from furlong.launch.checkpoints import newest_checkpoint
 from furlong.launch.lock import Started, is_locked, read_started
 from furlong.launch.plan import ChildPlan, plan_children
-from furlong.launch.rows import read_rows
+from furlong.launch.rows import Row, read_rows
 from furlong.rundir import RunDir
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 CALL_TIMEOUT_S = 1.0
 UP = ("serving", "running")
@@ -55,6 +60,8 @@ class RunStatus:
     """Rollouts that the run is to train."""
     last_row: Mapping[str, object] | None
     """The newest row of the axis rollout/step."""
+    last_row_unknown: str = ""
+    """Why a metrics service that is shared did not tell it."""
 
     def is_done(self) -> bool:
         """Whether everything is trained and saved."""
@@ -78,7 +85,7 @@ def look_at(run_dir: RunDir) -> RunStatus:
     plans = plan_children(config, config_path=run_dir.config, parent_pid=os.getpid(), environment={})
     rollout = entries.get("rollout")
     checkpoint = newest_checkpoint(run_dir)
-    rows = [row for row in read_rows(run_dir.metrics_rows) if row.axis == "rollout/step"]
+    row, trouble = _last_row(config, run_dir)
     return RunStatus(
         run=config.run.name,
         run_dir=str(run_dir.root),
@@ -87,8 +94,20 @@ def look_at(run_dir: RunDir) -> RunStatus:
         engines=_engines(rollout.grpc) if rollout and rollout.grpc and rollout.alive() else [],
         last_checkpoint=checkpoint.rollout_id if checkpoint else None,
         num_rollout=config.run.num_rollout,
-        last_row={"step": rows[-1].step, **rows[-1].values} if rows else None,
+        last_row={"step": row.step, **row.values} if row else None,
+        last_row_unknown=trouble,
     )
+
+
+def _last_row(config: RunConfig, run_dir: RunDir) -> tuple[Row | None, str]:
+    """The newest row of the axis rollout/step, and why it cannot be told."""
+    if not config.metrics.metrics_addr:
+        rows = [row for row in read_rows(run_dir.metrics_rows) if row.axis == "rollout/step"]
+        return (rows[-1] if rows else None), ""
+    try:
+        return shared.last_row(config.metrics.metrics_addr, config.run.name), ""
+    except shared.NotAnswered as error:
+        return None, f"{error}"
 
 
 def _look_at_alone(run_dir: RunDir) -> RunStatus:
@@ -153,7 +172,14 @@ def _ask_metrics(address: str) -> dict[str, object]:
     told: dict[str, object] = {"num_records": answer.num_records, "num_rows": answer.num_rows}
     if answer.trouble:
         told["trouble"] = answer.trouble
-    return {**told, **dict(sorted(answer.counts.items())), "sinks": sinks}
+    following = {"files": _told(answer.files), "endpoints": _told(answer.endpoints)}
+    shown = {name: items for name, items in following.items() if items}
+    return {**told, **dict(sorted(answer.counts.items())), "sinks": sinks, **shown}
+
+
+def _told(messages: "Sequence[Message]") -> list[dict[str, object]]:
+    """Messages of plain fields as they are."""
+    return [{field.name: getattr(item, field.name) for field in item.DESCRIPTOR.fields} for item in messages]
 
 
 def _ask_router(address: str) -> dict[str, object]:

@@ -3,6 +3,8 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
 
 import orjson
 import pytest
@@ -15,6 +17,7 @@ from furlong.launch.lock import RunLock
 from furlong.launch.look import InstanceStatus, look_at
 from furlong.rundir import RunDir
 from tests.launch.runs import read, small_run
+from tests.metrics.running import MetricsProcess, until
 
 
 @pytest.fixture
@@ -93,3 +96,34 @@ def test_finished_run_is_said_to_be_done(run_dir: RunDir) -> None:
 def test_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--run-dir", str(tmp_path)]) == 2
     assert "config.toml" in capsys.readouterr().err
+
+
+def test_followed_files_and_read_endpoints_have_lines_of_their_own(run_dir: RunDir) -> None:
+    file = {"path": "x.log", "behind_bytes": 2048, "num_lines": 7, "num_truncations": 1, "num_invalid": 2}
+    file |= dict.fromkeys(("num_clipped", "num_welded", "num_partial"), 0)
+    endpoint = {"instance": "e-0", "url": "http://h:1/m", "num_readings": 3, "num_failures": 1, "last_error": "refused"}
+    said = {"num_records": 5, "files": [file], "endpoints": [endpoint]}
+    text = as_table(
+        replace(look_at(run_dir), instances=[InstanceStatus("metrics", "serving", details=said)]), width=None
+    )
+    assert "file x.log: 7 lines, 2.0 KiB behind; 2 not UTF-8; cut or written anew 1 time" in text.splitlines()
+    assert "endpoint e-0 http://h:1/m: failing because refused; 3 readings, 1 failure" in text.splitlines()
+    assert "files=" not in text
+
+
+def test_files_and_endpoints_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "x.log").write_text("one\ntwo\n")
+    service = MetricsProcess(tmp_path, tail=[str(tmp_path / "x.log")], scrape=["e-0=http://127.0.0.1:9/metrics"])
+    try:
+        service.start()
+        service.run_dir.config.unlink(missing_ok=True)  # as a service of no run: its config describes no whole one
+
+        def told() -> dict[str, Any]:  # Any: JSON
+            return dict(next(i for i in look_at(service.run_dir).instances if i.instance == "metrics").details)
+
+        until(lambda: told()["files"] and told()["files"][0]["num_lines"] == 2, "both lines read")
+        until(lambda: told()["endpoints"][0]["last_error"], "the endpoint tried")
+        status = orjson.loads(urlopen(f"{service.http}/api/status").read())
+        assert status["files"][0]["num_lines"] == 2 and status["endpoints"][0]["num_readings"] == 0
+    finally:
+        service.end()

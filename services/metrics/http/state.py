@@ -3,13 +3,10 @@
 from collections.abc import Awaitable, Callable
 
 from fastapi import APIRouter, Response
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 
 from furlong.v1.metrics_pb2 import GetMetricsStatusResponse
 from services.metrics.writer import Writer
-
-_LONG = ("num_records", "num_rows", "num_refused", "num_rows_behind", "num_rows_refused")
-"""protobuf writes 64-bit integers as strings."""
 
 
 def router(
@@ -30,12 +27,7 @@ def router(
 
     @routes.get("/api/status", summary="What the service holds, its sinks and its counts")
     async def api_status() -> dict[str, object]:
-        known = MessageToDict(
-            await status(), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-        )
-        for tree in (known, *known["sinks"]):
-            tree.update({name: int(tree[name]) for name in _LONG if name in tree})
-        del known["counts"]  # they stand beside it
+        known = _tree(await status())
         return {
             **known,
             "num_rows_waiting": writer.rows.num_waiting,
@@ -46,3 +38,13 @@ def router(
         }
 
     return routes
+
+
+def _tree(message: Message) -> dict[str, object]:
+    """Its fields but for the counts, which stand beside it; numbers of 64 bits as numbers, not as strings."""
+    tree: dict[str, object] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.name != "counts":
+            tree[field.name] = [_tree(item) for item in value] if field.is_repeated else value
+    return tree
