@@ -1,5 +1,6 @@
 """What is too old or too much goes: the oldest first, not what a sink needs, and the disk has its room back."""
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -9,6 +10,9 @@ from typing import Any
 import pytest
 
 from services.metrics import retention
+from services.metrics.alerts import ledger
+from services.metrics.intake import RecordsIn
+from services.metrics.needs import tell_needs
 from services.metrics.retention import Needs
 from tests.metrics.running import part, until
 from tests.metrics.stores import Store, line, store
@@ -90,3 +94,35 @@ def test_taking_in_never_waits_long(tmp_path: Path) -> None:
             slowest = max(slowest, time.perf_counter() - began)
         assert slowest < 0.25  # a step of retention takes 20 ms; the rest is a busy machine
         assert new.writer.counts.num_removed
+
+
+def test_rows_that_alerts_have_not_judged_stay(tmp_path: Path) -> None:
+    with store(tmp_path / "m.db", max_age_s=0.2) as new:
+        fill(new, 20)
+        asyncio.run(told_needs(new))
+        assert new.writer.retention.needs and new.writer.retention.needs.rows == {"alerts": 0}
+        settled(new, lambda: new.writer.counts.num_removed)
+        new.writer.execute(lambda connection: ledger.write(connection, [], 5, None)).result(10)
+        settled(new, lambda: len(new.rows()) == 15)
+        assert len(new.rows()) == 15 and not new.writer.retention.lost
+        new.writer.execute(lambda connection: ledger.write(connection, [], 20, None)).result(10)
+        settled(new, lambda: not new.rows())
+
+
+async def told_needs(of: Store) -> None:
+    """What the service says once, without a sink."""
+    telling = asyncio.create_task(tell_needs(of.writer, []))  # type: ignore[arg-type]  # only iterated over
+    await asyncio.sleep(0)
+    telling.cancel()
+
+
+def test_producers_are_known_when_all_that_they_sent_is_gone(tmp_path: Path) -> None:
+    with store(tmp_path / "m.db", max_age_s=0.2) as new:
+        for number in range(8):
+            new.take(line(number), producer="r/tail")
+        new.take(line(99), producer="r/last")
+        new.writer.retention.needs = Needs()
+        settled(new, lambda: new.reader.batches_after(0, 9)[0].batch_id == 9)
+        again = RecordsIn("r/tail", 1, 1, tuple(line(number) for number in range(8)))
+        assert new.writer.submit(again).result(10).num_known == 8
+        assert new.reader.num_records() == 1
