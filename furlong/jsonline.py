@@ -10,10 +10,12 @@ import enum
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence, Set
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from urllib.parse import quote
 
 import orjson
+
+from furlong.secretvalues import MIN_CHARS, secrets_in
 
 MAX_TEXT_CHARS = 16_384
 """A longer string in a log line is clipped."""
@@ -23,31 +25,21 @@ MAX_ITEMS = 1_000
 MAX_DEPTH = 8
 REDACTED = "[redacted]"
 
-_MIN_SECRET_CHARS = 6  # a shorter value would be found in every line
-_SECRET_SUFFIXES = ("_KEY", "_TOKEN", "_SECRET", "PASSWORD")
-
 
 class Secrets:
     """The values that must appear in no line: those of environment variables whose names say so, and of their files."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        self.values = tuple(sorted({v for v in values if len(v) >= _MIN_SECRET_CHARS}, key=len, reverse=True))
+        self.values = tuple(sorted({v for v in values if len(v) >= MIN_CHARS}, key=len, reverse=True))
         spelled = {form for value in self.values for form in (value, quote(value, safe=""))}
         self.needles = tuple(_plain(form) for form in spelled)
         self._spelled = tuple(sorted(spelled, key=len, reverse=True))
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Secrets":
-        """Read the names *_KEY, *_TOKEN, *_SECRET, *PASSWORD, and the files that *_KEY_FILE and the like name."""
-        given = os.environ if environment is None else environment
-        values = []
-        for name, value in given.items():
-            upper = name.upper()
-            if upper.endswith(_SECRET_SUFFIXES):
-                values.append(value.strip())
-            elif upper.endswith("_FILE") and upper[: -len("_FILE")].endswith(_SECRET_SUFFIXES):
-                values.append(_first_line(Path(value)))
-        return cls(values)
+        """Those of variables named *_KEY, *_TOKEN, *_SECRET, *PASSWORD, *_AUTHORIZATION, *_HEADERS, *_WEBHOOK_URL,
+        *_DSN, *_CREDENTIALS, of the files that *_KEY_FILE and the like name, and passwords within any URL."""
+        return cls(secrets_in(os.environ if environment is None else environment))
 
     def in_line(self, line: bytes) -> bool:
         """Whether an encoded line holds one of them."""
@@ -231,11 +223,3 @@ def _shrink(line: bytes, max_bytes: int) -> bytes:
 def _plain(text: str) -> bytes:
     """The text as it stands inside a JSON string."""
     return orjson.dumps(_well_formed(text))[1:-1]
-
-
-def _first_line(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(4096).decode("utf-8", "replace").strip().split("\n")[0].strip()
-    except OSError:
-        return ""
