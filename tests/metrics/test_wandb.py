@@ -102,7 +102,7 @@ class Run:
         if once("log_pipe"): raise BrokenPipeError(32, "broken pipe")
         while said("log_hangs"): time.sleep(0.05)
         with (state / "points").open("a") as f: f.write(json.dumps(point) + "\\\\n")
-    def finish(self): pass
+    def finish(self): (state / "finished").touch()
 def init(**kw):
     with (state / "inits").open("a") as f: f.write(json.dumps(kw["id"]) + "\\\\n")
     if once("init_raises"): raise RuntimeError("no route to the tracker")
@@ -150,6 +150,15 @@ def test_wandb_that_hangs_disturbs_nothing_and_the_service_stops_in_time(make: M
     assert points(stand_in) == []
     (stand_in / word).unlink()
     until(lambda: len(points(stand_in)) == 5, "five points in wandb")
+
+
+def test_run_is_finished_by_us_and_not_by_the_end_of_its_process(make: Make, stand_in: Path) -> None:
+    """What a process does at its exit is not done in every child; this stand-in does nothing there."""
+    service = start_with(make, stand_in)
+    send(service, batch([part(1, {"train/loss": ["last", 1]})]))
+    service.flush()
+    assert service.stop() == 3
+    assert len(points(stand_in)) == 1 and (stand_in / "finished").exists()
 
 
 def test_init_that_raises_is_tried_again_under_the_same_id(make: Make, stand_in: Path) -> None:
