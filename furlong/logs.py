@@ -14,7 +14,6 @@ import sys
 import traceback
 from collections.abc import MutableMapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import structlog
@@ -28,8 +27,6 @@ from furlong.telemetry import Telemetry
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 _IDENTITY = ("ts", "level", "event", "run", "service", "instance", "rank")
 _NOT_PROPAGATING = ("transformers", "uvicorn", "uvicorn.error", "uvicorn.access", "wandb", "grpc")
-
-ExcInfo = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 
 
 class _Pipeline:

@@ -18,7 +18,7 @@ import dataclasses
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -261,8 +261,3 @@ def _boolean(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError("must be true or false")
     return value
-
-
-def names_of(rules: Mapping[str, Rule]) -> Iterator[str]:
-    """The names that may stand in --halt-on and --disable-alerts."""
-    yield from {**BUILT_IN, **rules}

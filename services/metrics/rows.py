@@ -4,7 +4,6 @@ Any thread. Every connection only reads, and no read lasts longer than its answe
 for it.
 """
 
-import asyncio
 import math
 import os
 import sqlite3
@@ -90,10 +89,6 @@ class RowReader:
         )
         return [Row(row_id, run, body, prior, bool(now), at) for row_id, run, body, prior, now, at in found]
 
-    async def async_after(self, row_id: int, limit: int) -> list[Row]:
-        """The same, off the event loop."""
-        return await asyncio.to_thread(self.after, row_id, limit)
-
     def newest(self, axis: str, last: int, run: str | None = None, attempt: int | None = None) -> list[bytes]:
         """The last rows of an axis, oldest first, each as it is now; of the newest attempt, or of the one asked for."""
         conditions, values = ["s.axis = ?"], [axis]
@@ -110,13 +105,17 @@ class RowReader:
 
     def batches_after(self, batch_id: int, limit: int, run: str | None = None, min_level: int = 0) -> list[StoredBatch]:
         """The next batches, of one run or of all; without those whose highest level is below min_level."""
-        return self._batches("b.id > ?", batch_id, "b.id", limit, run, min_level)
-
-    def batches_before(
-        self, batch_id: int | None, limit: int, run: str | None = None, min_level: int = 0
-    ) -> list[StoredBatch]:
-        """Those before a batch, the newest first. None: the newest of all."""
-        return self._batches("b.id < ?", 2**62 if batch_id is None else batch_id, "b.id DESC", limit, run, min_level)
+        of_run, values = ("", ()) if run is None else ("b.run_id = (SELECT id FROM runs WHERE name = ?) AND", (run,))
+        found = self.query(
+            "SELECT b.id, r.name, p.producer, b.first_sequence, b.received_us, b.body, b.top_level FROM batches b"
+            " JOIN runs r ON r.id = b.run_id LEFT JOIN producers p ON p.id = b.producer_id"
+            f" WHERE {of_run} b.id > ? AND b.top_level >= ? ORDER BY b.id LIMIT ?",
+            (*values, batch_id, min_level, limit),
+        )
+        return [
+            StoredBatch(batch_id, run, producer or "", first, at, tuple(body.split(b"\n")), level)
+            for batch_id, run, producer, first, at, body, level in found
+        ]
 
     def runs(self) -> list[KnownRun]:
         """All runs, the one that spoke last first."""
@@ -193,21 +192,6 @@ class RowReader:
 
     def _last(self, table: str) -> int:
         return int(self.query(f"SELECT coalesce(max(id), 0) FROM {table}")[0][0])
-
-    def _batches(
-        self, bound: str, batch_id: int, order: str, limit: int, run: str | None, min_level: int
-    ) -> list[StoredBatch]:
-        of_run, values = ("", ()) if run is None else ("b.run_id = (SELECT id FROM runs WHERE name = ?) AND", (run,))
-        found = self.query(
-            "SELECT b.id, r.name, p.producer, b.first_sequence, b.received_us, b.body, b.top_level FROM batches b"
-            " JOIN runs r ON r.id = b.run_id LEFT JOIN producers p ON p.id = b.producer_id"
-            f" WHERE {of_run} {bound} AND b.top_level >= ? ORDER BY {order} LIMIT ?",
-            (*values, batch_id, min_level, limit),
-        )
-        return [
-            StoredBatch(batch_id, run, producer or "", first, at, tuple(body.split(b"\n")), level)
-            for batch_id, run, producer, first, at, body, level in found
-        ]
 
     def _take(self) -> tuple[int, sqlite3.Connection]:
         inode = os.stat(self._path).st_ino if self._path.exists() else 0

@@ -87,7 +87,7 @@ def test_listeners_get_what_a_commit_brought(tmp_path: Path) -> None:
         assert batches == new.reader.batches_after(0, 10)
         assert rows == new.reader.after(0, 10)
         assert notable == [("r", "train")]
-        assert [b.run for b in new.reader.batches_before(None, 10, min_level=30)] == ["s"]
+        assert [b.run for b in new.reader.batches_after(0, 10, min_level=30)] == ["s"]
 
 
 def test_error_of_a_listener_stops_nothing(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from services.metrics.sinks.sink import Cursor, Sink, SinkContext, option_of
 LOOK_S = 5.0
 CALL_LIMIT_S = 40.0
 _CHILD = "services.metrics.sinks.mlflow_process.Mlflow"
-_EVENTS = ("run_started", "run_ended")
 
 
 def make(options: Mapping[str, object], context: SinkContext) -> Sink[Row]:
