@@ -117,10 +117,10 @@ def clean(text: str, max_chars: int = MAX_VALUE_CHARS) -> str:
 
 
 def number(value: object) -> str:
-    """A value of a row, in four digits."""
+    """A value of a row: a whole number whole, another in four digits."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return clean(str(value))
-    if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 1e6):
+    if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) <= 2**53):
         return str(int(value))
     return f"{value:.4g}"
 

@@ -1,11 +1,12 @@
 """Records, rows and alerts as lines for people."""
 
+import math
 import os
 import time
 
 import pytest
 
-from furlong.cli.lines import Style, alert_line, clean, log_line, moment, row_line
+from furlong.cli.lines import Style, alert_line, clean, log_line, moment, number, row_line
 
 PLAIN = Style(colours=False)
 WHEN = "2026-11-29T17:03:41.123456Z"
@@ -86,3 +87,12 @@ def test_moments_in_any_spelling(key: str, when: object) -> None:
 @pytest.mark.parametrize("when", [None, "yesterday", True, -5, float("nan"), [], 1e300])
 def test_moment_that_is_none_is_when_it_came(when: object) -> None:
     assert moment({"ts": when}, "1970-01-01T00:00:05Z") == 5.0
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(16_777_217.0, "16777217"), (2**60 + 1, str(2**60 + 1)), (1234567.8, "1.235e+06"), (1e-6, "1e-06"), (-0.0, "0"),
+     (math.inf, "inf"), ("NaN", "NaN"), (1e300, "1e+300")],
+)  # fmt: skip
+def test_whole_numbers_are_shown_whole(value: object, shown: str) -> None:
+    assert number(value) == shown
