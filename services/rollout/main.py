@@ -36,6 +36,7 @@ from services.rollout.servicer import SERVICE, Parts, RolloutServicer
 from services.rollout.settings import settings_fingerprint
 from services.rollout.tokenizer import ModelLimits, Tokenizer, load_tokenizer, read_model_limits
 from services.rollout.training_rollouts import IdleClock, TrainingRollouts
+from services.rollout.unfinished_reports import UnfinishedReports
 from services.rollout.weight_update import WeightUpdates
 
 KEEPALIVE_S = 3.0
@@ -87,7 +88,7 @@ async def serve(context: ServiceContext) -> AsyncGenerator[None]:
         weights = WeightUpdates(config, fleet, router, session)
         stack.push_async_callback(weights.close)
         servicer.parts = _assemble(context, prompts, sets, maker, fleet, weights, hooks)
-        stack.push_async_callback(servicer.parts.reporter.finish)
+        stack.push_async_callback(servicer.parts.reporter.close)
         stack.push_async_callback(servicer.parts.batches.close)
         await server.set_serving(serving=True)
         yield
@@ -105,7 +106,8 @@ def _assemble(
     hooks: LogHooks,
 ) -> Parts:
     config = context.config
-    reporter, clock = Reporter(context.telemetry, hooks), IdleClock()
+    unfinished = UnfinishedReports(context.run_dir.rollout_store / "reports")
+    reporter, clock = Reporter(context.telemetry, hooks, unfinished), IdleClock()
     feed = PromptFeed(prompts, run_seed=config.run.seed, shuffle=config.rollout.rollout_shuffle)
     rollouts = TrainingRollouts(config, maker, fleet, weights, reporter, clock)
     assert config.run.rollout_batch_size is not None
@@ -117,6 +119,7 @@ def _assemble(
         make=rollouts.make,
     )
     weights.restart_versions(batches.first_rollout_id)
+    reporter.send_left_over()
     context.telemetry.attempt = batches.attempt
     return Parts(batches, Evaluations(config, sets, maker, fleet, reporter, clock), weights, reporter, feed)
 

@@ -10,12 +10,13 @@ import pytest
 import structlog.testing
 
 from furlong.config import ConfigError
-from furlong.records import Last
+from furlong.records import Histogram, Last
 from furlong.v1 import rollout_pb2, sample_pb2
 from services.rollout.flags import flags_of
 from services.rollout.log_hooks import LogHooks
 from services.rollout.reporting import MAX_WAITING, Reporter
 from services.rollout.sample_view import Sample, view_sample
+from services.rollout.unfinished_reports import UnfinishedReports
 from tests.rollout import user_functions
 from tests.rollout.world import FakeTelemetry, make_config, until, world, write_lines
 
@@ -25,6 +26,11 @@ HERE = "tests.rollout.user_functions"
 def hooks_of(tmp_path: Path, name: str, **rollout: Any) -> LogHooks:
     config = make_config(tmp_path, custom_rollout_log_function_path=f"{HERE}.{name}", **rollout)
     return LogHooks(config, flags_of(config))
+
+
+def reporter_of(tmp_path: Path, telemetry: FakeTelemetry, name: str) -> Reporter:
+    kept = UnfinishedReports(tmp_path / "reports")
+    return Reporter(telemetry, hooks_of(tmp_path, name), kept)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +172,7 @@ async def test_a_hook_that_hangs_for_a_minute_delays_no_rollout_and_no_checkpoin
 async def test_reports_go_without_hooks_when_too_many_hang_or_the_service_ends(tmp_path: Path) -> None:
     user_functions.RELEASE.clear()
     telemetry = FakeTelemetry()
-    reporter = Reporter(telemetry, hooks_of(tmp_path, "log_hanging"))  # type: ignore[arg-type]
+    reporter = reporter_of(tmp_path, telemetry, "log_hanging")
     with structlog.testing.capture_logs() as logs:
         for rollout_id in range(MAX_WAITING + 1):
             reporter.report_rollout(rollout_id, {"rollout/x": Last(1)}, samples=list, rollout_time_s=1.0)
@@ -176,6 +182,52 @@ async def test_reports_go_without_hooks_when_too_many_hang_or_the_service_ends(t
     assert sorted(row[1] for row in telemetry.rows) == list(range(MAX_WAITING + 1))
     assert all(row[2] == {"rollout/x": Last(1)} for row in telemetry.rows)
     assert {entry["event"] for entry in logs} == {"log_hook_left_out", "log_hook_not_waited_for"}
+
+
+async def test_what_a_killed_service_did_not_report_the_next_start_does(tmp_path: Path) -> None:
+    user_functions.RELEASE.clear()
+    killed = FakeTelemetry(attempt=3)
+    reporter = reporter_of(tmp_path, killed, "log_hanging")
+    values = {"rollout/x": Last(1), "rollout/h": Histogram((0.0, 1.0), (2,)), "rollout/nan": Last(float("nan"))}
+    reporter.report_rollout(7, values, samples=list, rollout_time_s=1.0)
+    assert killed.rows == []  # and here it is killed
+    telemetry = FakeTelemetry(attempt=4)
+    with structlog.testing.capture_logs() as logs:
+        again = reporter_of(tmp_path, telemetry, "log_false")
+        again.send_left_over()
+    user_functions.RELEASE.set()
+    [(axis, step, sent, attempt)] = telemetry.rows
+    assert (axis, step, attempt, telemetry.attempt) == ("rollout/step", 7, 3, 4) and repr(sent) == repr(values)
+    assert [entry["event"] for entry in logs] == ["log_hook_cut_short"]
+    again.send_left_over()
+    assert len(telemetry.rows) == 1
+
+
+@pytest.mark.parametrize("name", ["log_true", "log_false"])
+async def test_what_a_hook_decided_is_kept_until_it_is_surely_sent(tmp_path: Path, name: str) -> None:
+    first, second = FakeTelemetry(), FakeTelemetry()
+    reporter = reporter_of(tmp_path, first, name)
+    reporter.report_rollout(7, {"rollout/x": Last(1)}, samples=list, rollout_time_s=1.0)
+    await until(lambda: first.rows)
+    with structlog.testing.capture_logs() as logs:
+        reporter_of(tmp_path, second, name).send_left_over()  # as if the first was killed before it was on its way
+    assert second.rows == first.rows and logs == []
+    reporter.report_rollout(8, {"rollout/x": Last(1)}, samples=list, rollout_time_s=1.0)
+    await until(lambda: len(first.rows) == 2)
+    await reporter.close()
+    assert list((tmp_path / "reports").iterdir()) == []
+
+
+async def test_a_folder_that_takes_nothing_costs_only_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "reports").write_text("no folder")
+    telemetry = FakeTelemetry()
+    reporter = reporter_of(tmp_path, telemetry, "log_false")
+    with structlog.testing.capture_logs() as logs:
+        reporter.send_left_over()
+        reporter.report_rollout(7, {"rollout/x": Last(1)}, samples=list, rollout_time_s=1.0)
+        await until(lambda: telemetry.rows)
+        await reporter.close()
+    assert {entry["event"] for entry in logs} == {"report_not_kept"}
 
 
 def test_flags_have_miles_names_beside_our_own(tmp_path: Path) -> None:
