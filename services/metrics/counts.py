@@ -26,7 +26,9 @@ class Counts:
     """Values in metrics records that are no numbers."""
     num_conflicts: int = 0
     num_skewed: int = 0
-    """Records whose time is missing, no time, or far from ours."""
+    """Records whose time is no time, or far from ours."""
+    num_without_ts: int = 0
+    """Records that do not say when they were written, which they need not."""
     num_held: int = 0
     """Batches that were not taken since the disk is full; they come again."""
     num_removed: int = 0

@@ -16,6 +16,7 @@ import orjson
 from furlong.jsonline import Secrets
 from services.metrics.counts import Counts
 from services.metrics.mildjson import read_object
+from services.metrics.noticed import Noticed, left_out
 from services.metrics.reducer import read_part
 from services.metrics.rows import StoredBatch
 from services.metrics.rowstore import RowStore
@@ -77,6 +78,10 @@ class Taken:
     first_refusal: str
     num_known: int = 0
     """Records that were in the store already."""
+    num_noticed: int = 0
+    """Metrics records that are taken as log lines only, or without some of their values."""
+    noticed: tuple[tuple[int, str], ...] = ()
+    """The first of these: which of the batch, and why."""
 
 
 @dataclass(eq=False)
@@ -152,20 +157,22 @@ class Intake:
         if first > known + 1:
             self._counts.num_missing += first - known - 1
         refusals: list[str] = []
+        noticed = Noticed(first)
         num_known = min(len(batch.bodies), max(0, known + 1 - first))
         bodies = batch.bodies[num_known:] if num_known else batch.bodies
         first += num_known
         for piece in _pieces(bodies):  # one after the other: a large batch is never held twice as a whole
             good = self._all_good(first, piece) or self._one_by_one(first, piece, refusals)
             if good.bodies:
-                self._store(batch, producer.producer_id, good)
+                self._store(batch, producer.producer_id, good, noticed)
             first += len(piece)
             producer.through_sequence = first - 1
             self._moved.add(producer)
         for name, mark in batch.marks.items():
             put_mark(self._connection, name, mark)
         self._counts.num_refused += len(refusals)
-        return Taken(producer.through_sequence, len(refusals), refusals[0] if refusals else "", num_known)
+        first_refusal, told = refusals[0] if refusals else "", tuple(noticed.told)
+        return Taken(producer.through_sequence, len(refusals), first_refusal, num_known, noticed.num, told)
 
     def _all_good(self, first: int, bodies: tuple[bytes, ...]) -> _Good | None:
         """The usual case, without a step of Python a record. None: something is to be looked at."""
@@ -207,13 +214,13 @@ class Intake:
         except (TypeError, RecursionError):
             raise ValueError("holds a secret, and is nested too deeply to take it out") from None
 
-    def _store(self, batch: RecordsIn, producer_id: int, good: _Good) -> None:
+    def _store(self, batch: RecordsIn, producer_id: int, good: _Good, noticed: Noticed) -> None:
         now_us = time.time_ns() // 1000
         self._skew.look(good.records, now_us, batch.producer)
         for run, part in _by_run(good):
             run_id = self._runs.id_of(run, now_us)
             self._insert(batch, run, run_id, producer_id, part, now_us)
-            self._look(batch, run, part.records)
+            self._look(batch, run, part, noticed)
 
     def _insert(self, batch: RecordsIn, run: str, run_id: int, producer_id: int, piece: _Good, now_us: int) -> None:
         body = piece.joined if piece.joined is not None else b"\n".join(piece.bodies)
@@ -243,8 +250,9 @@ class Intake:
         self._last_batch_id += 1
         return self._last_batch_id
 
-    def _look(self, batch: RecordsIn, run: str, records: Sequence[Record]) -> None:
+    def _look(self, batch: RecordsIn, run: str, piece: _Good, noticed: Noticed) -> None:
         """What is more than text: numbers go to their rows, notable events to the alerts."""
+        records = piece.records
         try:
             chosen = [record for record in records if record.get("event") in _LOOKED_AT]
         except TypeError:  # an event that is a list or an object
@@ -252,19 +260,22 @@ class Intake:
             chosen = [record for event, record in events if isinstance(event, str) and event in _LOOKED_AT]
         for record in chosen:
             if record["event"] == "metrics":
-                self._add_metrics(batch, record)
+                if reason := self._add_metrics(batch, record):
+                    noticed.add(piece.sequences, records, record, reason)
             else:
                 self.notable.append((run, record))
 
-    def _add_metrics(self, batch: RecordsIn, record: Record) -> None:
+    def _add_metrics(self, batch: RecordsIn, record: Record) -> str:
+        """What is wrong with it, for its sender. Empty: nothing."""
         try:
             part = read_part(record)
         except (ValueError, TypeError, ArithmeticError) as error:  # whatever stands in it: never the batch's end
             self._counts.bad_metrics(batch.producer, str(error))
-            return
+            return f"fits no row, a log line only: {error}"
         if part.bad_values:
             self._counts.values_skipped(batch.producer, part.bad_values)
         self._rows.add(part, producer=batch.producer, incarnation=batch.incarnation)
+        return left_out(part.bad_values) if part.bad_values else ""
 
     def _producer(self, name: str, incarnation: int) -> _Producer:
         producer = self._producers.get((name, incarnation))

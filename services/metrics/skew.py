@@ -1,4 +1,4 @@
-"""Notices records whose time cannot be right: they are taken, found by their receive time, and counted."""
+"""Notices records whose time cannot be right, or missing: they are taken, found by their receive time, and counted."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ from services.metrics.counts import Counts
 
 log = structlog.get_logger()
 
-AHEAD_US = 10 * 60 * 1_000_000
+AHEAD_US = 5 * 60 * 1_000_000
 BEHIND_US = 24 * 3600 * 1_000_000
 MAX_WARNED_PRODUCERS = 100
 _REFRESH_US = 1_000_000
@@ -34,15 +34,16 @@ class Skew:
             odd = [record for record in records if not low <= record["ts"] <= high]
         except (KeyError, TypeError):  # missing, or a number
             odd = list(records)
-        odd = [record for record in odd if not _is_near(record.get("ts"), now_us)] if odd else odd
         if odd:
-            said = [record["ts"] for record in odd if record.get("ts") is not None]
-            self._found(len(odd), said[0] if said else None, producer)
+            said = [ts for record in odd if (ts := record.get("ts")) is not None]
+            self._counts.num_without_ts += len(odd) - len(said)
+            wrong = [ts for ts in said if not _is_near(ts, now_us)]
+            if wrong:
+                self._found(len(wrong), wrong[0], producer)
 
     def _found(self, number: int, example: object, producer: str) -> None:
-        """example: a time that cannot be right. None: they only lack one, which needs no warning."""
         self._counts.num_skewed += number
-        if example is not None and producer not in self._warned and len(self._warned) < MAX_WARNED_PRODUCERS:
+        if producer not in self._warned and len(self._warned) < MAX_WARNED_PRODUCERS:
             self._warned.add(producer)
             log.warning("records_skewed", producer=producer, given=repr(example)[:60])
 

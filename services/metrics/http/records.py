@@ -32,6 +32,7 @@ MAX_POSTS = 1024
 MAX_AT_WORK = 8
 """Pieces that are cut at once, over all posts."""
 MAX_REFUSALS_TOLD = 100
+MAX_NOTICED_TOLD = 100
 COMMIT_S = 30.0
 RETRY_S = 2
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -59,12 +60,20 @@ class Answer:
     skipped_known: int = 0
     num_refused: int = 0
     refused: list[dict[str, object]] = field(default_factory=list)
+    num_noticed: int = 0
+    noticed: list[dict[str, object]] = field(default_factory=list)
 
     def refuse(self, index: int, reason: str) -> None:
         """Count one, and tell it if there is room."""
         self.num_refused += 1
         if len(self.refused) < MAX_REFUSALS_TOLD:
             self.refused.append({"index": index, "reason": reason})
+
+    def notice(self, taken: Taken, first_index: int) -> None:
+        """Records that were taken, but make no row, or only a part of theirs."""
+        self.num_noticed += taken.num_noticed
+        for index, reason in taken.noticed[: MAX_NOTICED_TOLD - len(self.noticed)]:
+            self.noticed.append({"index": first_index + index, "reason": reason})
 
     def as_json(self) -> dict[str, object]:
         """For the sender."""
@@ -73,6 +82,8 @@ class Answer:
             "skipped_known": self.skipped_known,
             "num_refused": self.num_refused,
             "refused": self.refused,
+            "num_noticed": self.num_noticed,
+            "noticed": self.noticed,
         }
 
 
@@ -203,6 +214,7 @@ class _Post:
         self.answer.taken += len(new) - max(num_ours, taken.num_refused)
         for _ in range(taken.num_refused - num_ours):  # the writer knows rules of its own
             self.answer.refuse(batch.first_index, taken.first_refusal)
+        self.answer.notice(taken, batch.first_index)
 
 
 @dataclass(frozen=True)
@@ -293,7 +305,8 @@ def router(writer: Writer, is_ready: Callable[[], bool]) -> APIRouter:
         run: Annotated[str | None, Query(description="The run of records that name none.", examples=["mine"])] = None,
     ) -> JSONResponse:
         """Each record is a JSON object. `run` names its run; one without gets `?run=`, the header X-Furlong-Run, or
-        "default". The answer comes when they are on disk, and says how many were taken, which were refused and why.
+        "default". The answer comes when they are on disk, and says how many were taken, which were refused and why, and
+        which metrics records were taken but make no row, or not with all their values (`noticed`).
 
         With the headers X-Furlong-Producer (a name), X-Furlong-Incarnation (a number that grows with each start of
         the sender, such as its start time) and X-Furlong-Sequence (the number of the first record, counted from 1), a

@@ -141,6 +141,21 @@ def test_run_that_is_no_name_is_refused(service: MetricsProcess, run: str) -> No
     assert said["status"] == 400 and "run must be" in said["error"]
 
 
+def test_numbers_that_make_no_row_are_taken_and_listed_in_the_answer(service: MetricsProcess) -> None:
+    good = {"event": "metrics", "run": "noticed", "axis": "train/step", "step": 1, "values": {"a": 1}}
+    no_axis = {key: value for key, value in good.items() if key != "axis"}
+    records = [good, no_axis, {**good, "step": 1.5}, {"run": "another"}, {**good, "values": {"a": 2, "b": "much"}}]
+    said = post(service.http, b"no record\n" + b"\n".join(json.dumps(one).encode() for one in records))
+    assert (said["taken"], said["num_refused"], said["num_noticed"]) == (5, 1, 3)
+    assert [one["index"] for one in said["noticed"]] == [2, 3, 5]
+    assert all(
+        word in one["reason"]
+        for word, one in zip(("axis must", "got 1.5", "b is no number"), said["noticed"], strict=True)
+    )
+    many = post(service.http, b"\n".join([json.dumps(no_axis).encode()] * 150))
+    assert (many["num_noticed"], len(many["noticed"])) == (150, 100)
+
+
 NUMBERED = {"X_Furlong_Producer": "shipper", "X_Furlong_Incarnation": "7"}
 
 
