@@ -18,6 +18,8 @@ PAUSE_S = 5.0
 
 
 MAX_IDLE_RUNS = 256
+MAX_RUNS = 512
+"""Runs that are watched; of more, those that were heard of longest ago are let go."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class _Run:
         self.rules = [rule for rule in chosen.rules.values() if fits(rule, name)]
         self.rows = RunWatch(self.rules, halt_on=chosen.halt_on)
         self.services = Liveness()
+        self.heard_s = 0.0
+        """When anything came of it."""
         self.watches = {
             rule.name: SubjectWatch(rule, name, halt=rule.name in chosen.halt_on)
             for rule in self.rules
@@ -86,6 +90,7 @@ class AlertCore:
     def take_row(self, row: RowFacts, now: Now) -> list[Alert]:
         """Judge a row."""
         run = self._run(row.run)
+        run.heard_s = now.monotonic_s
         changes = []
         if row.attempt > run.rows.attempt:
             if run.rows.attempt:
@@ -115,7 +120,10 @@ class AlertCore:
 
     def take_record(self, name: str, record: Record, now: Now) -> list[Alert]:
         """Take a notable record: heartbeats, phases, drops, engines, and a run's start and end."""
+        if name not in self._runs and len(self._runs) >= 2 * MAX_RUNS:
+            return []  # until the next tick has made room
         run = self._run(name)
+        run.heard_s = now.monotonic_s
         event = record.get("event")
         if event == "run_started":
             attempt = record.get("attempt")
@@ -137,8 +145,11 @@ class AlertCore:
         run.rows.begin_attempt(attempt)
         for watch in run.watches.values():
             watch.forget()
+        return self._over(name, f"over: attempt {attempt} of the run began", at_us)
+
+    def _over(self, name: str, summary: str, at_us: int) -> list[Alert]:
+        """The end of all that fires of a run."""
         over = [alert for (owner, _), alert in self._firing.items() if owner == name]
-        summary = f"over: attempt {attempt} of the run began"
         return [
             dataclasses.replace(
                 alert, state=State.RESOLVED, summary=summary, at_us=at_us, id=0, halt=False, evidence={}
@@ -157,11 +168,23 @@ class AlertCore:
             for run in self._runs.values():
                 run.services.shift(gap_s)
                 run.rows.shift(gap_s)
-        changes = []
+        changes = self._make_room(now)
         for name, run in self._runs.items():
             changes += self._services_of(name, run, now)
         changes += self._sinks(sinks, now)
         return self._keep(changes)
+
+    def _make_room(self, now: Now) -> list[Alert]:
+        """Let go of the runs that are too many; what fired of them is over, as nobody looks any more."""
+        others = [name for name in self._runs if name != self._own_run]
+        excess = len(others) - MAX_RUNS
+        if excess <= 0:
+            return []
+        changes: list[Alert] = []
+        for name in sorted(others, key=lambda name: self._runs[name].heard_s)[:excess]:
+            changes += self._over(name, f"over: more than {MAX_RUNS} runs are watched", now.us)
+            del self._runs[name]
+        return changes
 
     def _services_of(self, name: str, run: _Run, now: Now) -> list[Alert]:
         found = []

@@ -34,6 +34,8 @@ SAVE_S = 1.0
 """How long the cursor may lag behind what was judged; after a kill that is judged again, to the same end."""
 MAX_RECORDS = 100_000
 MAX_WARM_RUNS = 48
+SLICE_RECORDS = 500
+"""Judged at a time; between them the event loop has its turn."""
 MAX_PENDING = 10_000
 CLOSE_S = 3.0
 
@@ -96,7 +98,7 @@ class AlertEngine:
     async def turn(self) -> None:
         """Judge all that is there, and store what came of it."""
         self._wake.clear()
-        self._judge_records()
+        await self._judge_records()
         await self._judge_rows()
         await self._look_at_the_clock()
         await self._save()
@@ -131,11 +133,13 @@ class AlertEngine:
             if alert.rule not in self._chosen.rules:
                 self._pending.append(_ended(alert, "over: the rule is no longer watched"))
 
-    def _judge_records(self) -> None:
+    async def _judge_records(self) -> None:
         now = _now()
         while self._records:
-            run, record = self._records.popleft()
-            self._pending += self._core.take_record(run, record, now)
+            for _ in range(min(SLICE_RECORDS, len(self._records))):
+                run, record = self._records.popleft()
+                self._pending += self._core.take_record(run, record, now)
+            await asyncio.sleep(0)
 
     async def _judge_rows(self) -> None:
         while rows := await asyncio.to_thread(self._reader.after, self._cursor, SLICE_ROWS):
@@ -145,6 +149,7 @@ class AlertEngine:
             for row in rows:
                 self._judge(row, now)
                 self._cursor = row.row_id
+            self._core.trim(self._warm)
             await self._save()
             await asyncio.sleep(0)
 

@@ -14,6 +14,8 @@ from furlong.alertrules import Rule
 
 Record = Mapping[str, Any]  # Any: a record's JSON
 MAX_PHASES = 50
+MAX_SERVICES = 4_096
+"""Of one run; more are not watched."""
 DEFAULT_EVERY_S = 10.0
 
 
@@ -57,6 +59,8 @@ class Liveness:
         """Take a notable record. A record that makes no sense changes nothing."""
         event, instance = record.get("event"), record.get("instance")
         if not isinstance(instance, str) or not instance or self.ended:
+            return
+        if instance not in self._services and len(self._services) + len(self._engines_gone) >= MAX_SERVICES:
             return
         if event == "heartbeat" and record.get("closing"):
             self._services.pop(instance, None)

@@ -235,3 +235,19 @@ def test_what_no_run_needs_is_forgotten() -> None:
         clock.core.take_row(row(1, {"train/loss": 0.0}, run=f"run-{number}"), clock.at())
     clock.core.trim({"run-3"})
     assert set(clock.core._runs) <= {"r", "run-3"}
+
+
+def test_of_too_many_runs_those_heard_of_longest_ago_are_let_go() -> None:
+    """Any program may name a run: what is watched of them is bounded, and nothing fires of one for ever."""
+    clock = Clock()
+    clock.beat("rollout", run="r")
+    clock.say("heartbeat", run="old", every_s=10)
+    assert ("service_gone", "firing") in names(clock.wait(60))
+    for number in range(5_000):
+        clock.say("heartbeat", run=f"run-{number}", every_s=10)
+    over = [alert for alert in clock.wait(2, "rollout") if alert.run == "old"]
+    assert names(over) == [("service_gone", "resolved")]
+    assert 500 < len(clock.core.services()) < 520 and "r" in clock.core.services()
+    for number in range(10_000):
+        clock.say("heartbeat", instance=f"engine-{number}", every_s=10)
+    assert len(clock.core.services()["r"]) < 5_000
