@@ -11,6 +11,7 @@ from furlong.asking.client import MetricsClient, Refused, Unreachable
 from furlong.asking.filters import LogFilter
 from furlong.asking.following import Place, place_now
 from furlong.asking.forms import line_form, row_form
+from furlong.asking.objects import MAX_OBJECTS, RowObject, newest_objects, objects_of
 from furlong.asking.store import Curve, NoStore, StoreReader, UnknownName
 from furlong.rundir import RunDir
 
@@ -90,6 +91,24 @@ class Source:
             params = {"key": list(keys), "run": run, "last": last, "attempt": attempt}
             return [_curve(tree) for tree in client.get("/api/points", params)["curves"]]
         return self._of_store(lambda store: store.curves(keys, run=run, last=last, attempt=attempt))
+
+    def object_keys(self, *, run: str | None) -> list[str]:
+        """The keys that are histograms or tables in the last rows."""
+        if (client := self._found.client) is not None:
+            found = [RowObject(**tree) for tree in client.get("/api/objects", {"run": run})["objects"]]
+        else:
+            found = self._of_store(lambda store: newest_objects(store, run=run))
+        return sorted({item.key for item in found})
+
+    def objects(
+        self, keys: Sequence[str], *, run: str | None, last: int | None, attempt: int | None
+    ) -> list[RowObject]:
+        """Histograms and tables over steps."""
+        last = min(last or MAX_OBJECTS, MAX_OBJECTS)
+        if (client := self._found.client) is not None:
+            params = {"key": list(keys), "run": run, "last": last, "attempt": attempt}
+            return [RowObject(**tree) for tree in client.get("/api/objects", params)["objects"]]
+        return self._of_store(lambda store: objects_of(store, keys, run=run, last=last, attempt=attempt))
 
     def place(self) -> Place:
         """The end of the store."""

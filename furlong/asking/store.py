@@ -20,6 +20,8 @@ SCHEMA_VERSION = 2
 RECORD_BITS = 16
 """A record's id is its batch's, shifted by so many bits, and its place in the batch."""
 CHUNK_BATCHES = 8
+MAX_SCANNED_ROWS = 20_000
+"""For rows that hold something."""
 MAX_SCANNED_BYTES = 256 * 1024 * 1024
 """Of log lines, for one question."""
 
@@ -149,6 +151,21 @@ class StoreReader:
         tables = "rows r JOIN steps s ON s.id = r.step_id AND s.last_row_id = r.id"
         query = f"SELECT r.id, r.emitted_us, r.body FROM {tables} {where} ORDER BY {order} LIMIT ?"
         return self._all(query, (*values, last))[::-1]
+
+    def rows_that_hold(
+        self, needles: Sequence[bytes], *, run: str | None, attempt: int | None, last: int
+    ) -> list[bytes]:
+        """The JSON of the newest rows with one of these texts in them, oldest first; older ones than the last
+        MAX_SCANNED_ROWS are not looked at."""
+        if run is not None:
+            self._run_id(run)
+        holding = " OR ".join("instr(r.body, ?)" for _ in needles)
+        conditions = ["r.id > (SELECT max(id) FROM rows) - ?", f"({holding})", "(? IS NULL OR s.run = ?)"]
+        conditions.append(_CURRENT if attempt is None else "s.attempt = ?")
+        values = (MAX_SCANNED_ROWS, *needles, run, run, *(() if attempt is None else (attempt,)))
+        tables = "rows r JOIN steps s ON s.id = r.step_id AND s.last_row_id = r.id"
+        query = f"SELECT r.body FROM {tables} WHERE {' AND '.join(conditions)} ORDER BY r.id DESC LIMIT ?"
+        return [body for (body,) in self._all(query, (*values, last))][::-1]
 
     def series(self, run: str | None = None) -> list[dict[str, object]]:
         """The keys that have numbers, by run and axis."""

@@ -12,6 +12,8 @@ Fields = Mapping[str, Any]  # Any: JSON
 MAX_VALUE_CHARS = 200
 MAX_TEXT_CHARS = 2000
 MAX_ROW_VALUES = 6
+MAX_ROW_OBJECTS = 3
+"""Histograms, and tables, that are named."""
 TIME_KEYS = ("ts", "timestamp", "@timestamp", "time", "date")
 TEXT_KEYS = ("text", "message", "msg", "log")
 _IDENTITY = ("level", "severity", "event", "run", "service", "instance", "rank", *TIME_KEYS, *TEXT_KEYS)
@@ -70,8 +72,15 @@ def row_line(row: Fields, style: Style, *, with_run: bool = False) -> str:
         *([f"({', '.join(marks)})"] if marks else []),
         *shown,
         *([f"and {more} more"] if more > 0 else []),
+        *(f"{what}: {_names(row[what])}" for what in ("histograms", "tables") if row.get(what)),
     ]
     return " ".join(parts)
+
+
+def _names(objects: Fields) -> str:
+    names = [clean(name) for name in sorted(objects)]
+    more = f" and {len(names) - MAX_ROW_OBJECTS} more" if len(names) > MAX_ROW_OBJECTS else ""
+    return ", ".join(names[:MAX_ROW_OBJECTS]) + more
 
 
 def alert_line(alert: Fields, style: Style, *, with_run: bool = False) -> str:

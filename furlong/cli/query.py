@@ -5,12 +5,14 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import orjson
 
 from furlong.asking.client import Refused
 from furlong.asking.source import Source
 from furlong.asking.store import Curve
+from furlong.cli import objects
 from furlong.cli.arguments import whole_number
 from furlong.cli.asking import read_command, source_of, tell, told_errors
 from furlong.cli.lines import clean, number
@@ -22,15 +24,17 @@ DEFAULT_LAST = 20
 HELP = f"""usage: furlong query KEY... (--run-dir DIR | --url URL) [--run R] [--attempt A] [--last N] [--json]
 
 Show how keys went over the steps: one table for each run and axis, one column for each key. After a resume it is the
-newest attempt at each step; --attempt shows an older one. Works on a run that has ended, too.
+newest attempt at each step; --attempt shows an older one. A histogram is shown as count, range and mean of each step,
+a table as its first rows. Works on a run that has ended, too.
 
   KEY            for example train/loss; '*' and '?' stand for any letters: 'perf/*'. None: the keys there are
   --run-dir DIR  the run's directory
   --url URL      the metrics service, for example http://127.0.0.1:8660; shows every run that has the keys
   --run R        of this run only
   --attempt A    as that attempt had it
-  --last N       the newest N steps ({DEFAULT_LAST}; with --json all)
-  --json         one JSON object a key: run, axis, key, steps, attempts, values
+  --last N       the newest N steps ({DEFAULT_LAST}, of a table 1; with --json all)
+  --json         one JSON object a key: run, axis, key, steps, attempts, values; of histograms and tables also kind,
+                 and the values whole
 
 Examples
   furlong query train/loss rollout/raw_reward --run-dir runs/arith
@@ -55,33 +59,54 @@ def query(arguments: Sequence[str]) -> int:
     with told_errors() as code:
         source, run = source_of(asked)
         if not asked.words:
-            keys = source.keys(run=run)
+            keys = sorted({*source.keys(run=run), *source.object_keys(run=run)})
             if keys:
                 print("\n".join(keys))
             else:
                 tell("there is no key yet: no row has come")
         else:
-            wanted = last if last is not None else (None if as_json else DEFAULT_LAST)
-            curves = source.curves(_keys(source, asked.words, run), run=run, last=wanted, attempt=attempt)
-            print("\n".join(_as_json(curves) if as_json else _tables(curves, last=wanted)))
+            print("\n".join(_answer(source, asked.words, run, last=last, attempt=attempt, as_json=as_json)))
         sys.stdout.flush()
     return code[0] if code else 0
 
 
-def _keys(source: Source, words: Iterable[str], run: str | None) -> list[str]:
+def _answer(
+    source: Source, words: Sequence[str], run: str | None, *, last: int | None, attempt: int | None, as_json: bool
+) -> list[str]:
+    """The lines to print. Raises Refused."""
+    keys = _keys(source, words, run)
+    wanted = last if last is not None else (None if as_json else DEFAULT_LAST)
+    curves = source.curves(keys.numbers, run=run, last=wanted, attempt=attempt) if keys.numbers else []
+    found = source.objects(keys.objects, run=run, last=wanted, attempt=attempt) if keys.objects else []
+    if as_json:
+        return [*_as_json(curves), *objects.as_json(found)]
+    lines = _tables(curves, last=wanted)
+    return [*lines, *([""] if lines and found else []), *objects.as_text(found, last=last)]
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """Those that are meant."""
+
+    numbers: list[str]
+    objects: list[str]
+    """Histograms and tables."""
+
+
+def _keys(source: Source, words: Iterable[str], run: str | None) -> _Keys:
     """The keys that are meant, patterns put in full. Raises Refused."""
-    keys: list[str] = []
-    known: list[str] | None = None
+    known = source.keys(run=run)
+    named = [word for word in words if not set("*?[") & set(word)]
+    patterns = [word for word in words if word not in named]
+    others = source.object_keys(run=run) if patterns or not set(named) <= set(known) else []
+    numbers, whole = [], []
     for word in words:
-        if not set("*?[") & set(word):
-            keys.append(word)
-            continue
-        known = source.keys(run=run) if known is None else known
-        matching = fnmatch.filter(known, word)
+        matching = fnmatch.filter([*known, *others], word) if word in patterns else [word]
         if not matching:
             raise Refused(f"no key matches {word!r}", "`furlong query` without a key lists them.")
-        keys += matching
-    return list(dict.fromkeys(keys))
+        whole += [key for key in matching if key in others]
+        numbers += [key for key in matching if key in known or key not in others]
+    return _Keys(list(dict.fromkeys(numbers)), list(dict.fromkeys(whole)))
 
 
 def _as_json(curves: Iterable[Curve]) -> list[str]:
@@ -116,9 +141,8 @@ def _table(axis: str, curves: Sequence[Curve], *, last: int | None) -> list[str]
     attempts = {s: a for curve in curves for s, a in zip(curve.steps, curve.attempts, strict=True)}
     with_attempts = len(set(attempts.values())) > 1
     head = [axis, *(["attempt"] if with_attempts else []), *(curve.key for curve in curves)]
-    rows = [[clean(title) for title in head]]
+    rows = [head]
     for step in sorted(attempts)[-(last or 0) :]:
         cells = ["nan" if v is None else number(v) for v in (d.get(step, "-") for d in by_step)]
         rows.append([str(step), *([str(attempts[step])] if with_attempts else []), *cells])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return objects.aligned(rows)

@@ -158,6 +158,35 @@ def test_query_names_the_closest_keys(make: Callable[[], MetricsProcess]) -> Non
     assert json.loads(done.stdout)["values"] == [1]
 
 
+def test_histograms_and_tables_are_shown_by_their_keys(make: Callable[[], MetricsProcess]) -> None:
+    service = make().start()
+    for step in range(2):
+        values = {
+            "train/h": ["histogram", [0, 1, 2, 4], [0, 3, step]],
+            "train/t": ["table", ["who", "score"], [["a\x1b[1m", step]] + [["b", None]] * 30],
+            "train/loss": 1,
+        }
+        record = {"event": "metrics", "run": "r", "axis": "train/step", "step": step, "values": values}
+        post(service.http, json.dumps(record).encode())
+    until(lambda: len(service.rows()) == 2, "the rows")
+    where = ("--url", service.http)
+    assert furlong("query", *where).stdout.split() == ["train/h", "train/loss", "train/t"]
+    lines = furlong("query", "train/h", *where).stdout.splitlines()
+    assert lines[0].startswith("train/h, a histogram")
+    assert [line.split() for line in lines[2:]] == [["0", "3", "1", "2", "1.5"], ["1", "4", "1", "4", "1.875"]]
+    table = furlong("query", "train/t", *where).stdout
+    assert (
+        table.startswith("train/t, a table, at train/step 1\n") and "and 11 rows more" in table and "\x1b" not in table
+    )
+    assert "histograms: train/h tables: train/t" in furlong("tail", "--no-follow", *where).stdout
+    service.kill()
+    done = furlong("query", "train/[ht]", "--json", "--run-dir", str(service.run_dir.root))
+    histogram, whole = (json.loads(line) for line in done.stdout.splitlines())
+    assert (histogram["kind"], histogram["steps"]) == ("histogram", [0, 1])
+    assert histogram["values"][1] == {"edges": [0, 1, 2, 4], "counts": [0, 3, 1]}
+    assert len(whole["values"][1]["rows"]) == 31
+
+
 def test_alerts_are_listed(make: Callable[[], MetricsProcess]) -> None:
     service = make().start()
     say(service, 1)

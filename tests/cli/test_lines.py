@@ -64,6 +64,8 @@ def test_row_shows_the_known_keys_first_and_counts_the_rest() -> None:
         "17:03:41.123 row      train/step 7 (incomplete, amended, attempt 2) train/loss=0.1235 a/0=0"
     )
     assert line.endswith("and 16 more")
+    named = row_line({**row, "histograms": dict.fromkeys(["b/h", "a/h"]), "tables": dict.fromkeys("tuvw")}, PLAIN)
+    assert named == f"{line} histograms: a/h, b/h tables: t, u, v and 1 more"
 
 
 def test_alert_says_what_and_what_to_do() -> None:

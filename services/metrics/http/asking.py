@@ -1,4 +1,4 @@
-"""GET /api/runs, rows, series, points, logs, alerts: questions about the store, as JSON."""
+"""GET /api/runs, rows, series, points, objects, logs, alerts: questions about the store, as JSON."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from furlong.asking.filters import LogFilter
 from furlong.asking.forms import line_form, row_form
 from furlong.asking.levels import NAMES, level_number
+from furlong.asking.objects import MAX_OBJECTS, newest_objects, objects_of
 from furlong.asking.store import Curve, StoreReader, UnknownName
 from furlong.clock import iso
 from services.metrics.http.errors import Problem
@@ -107,6 +108,20 @@ def router(queries: Queries) -> APIRouter:
         )
         return Response(found, media_type="application/json")
 
+    @routes.get("/objects", responses=_example({"objects": [_OBJECT]}), summary="Histograms and tables of keys")
+    async def objects(
+        key: Annotated[list[str] | None, Query(description="Repeat it for several.", max_length=100)] = None,
+        run: Run = None,
+        attempt: Attempt = None,
+        last: Annotated[int, Query(description="Steps, the newest.", ge=1, le=MAX_OBJECTS)] = 20,
+    ) -> Response:
+        """One object a key and step, oldest first. Without a key: the newest of every key that the last rows have."""
+        if key:
+            found = await asker.ask(lambda store: objects_of(store, key, run=run, last=last, attempt=attempt))
+        else:
+            found = await asker.ask(lambda store: newest_objects(store, run=run))
+        return _json({"objects": found})
+
     @routes.get("/logs", responses=_example({"logs": [_LINE], "complete": True, "before": 131072}), summary="Log lines")
     async def logs(
         run: Run = None,
@@ -201,6 +216,10 @@ _ROW = {
 }  # fmt: skip
 _SERIES = {"run": "arith", "axis": "train/step", "key": "train/loss"}
 _CURVE = {**_SERIES, "steps": [0, 1], "attempts": [1, 1], "values": [0.5, 0.25]}
+_OBJECT = {
+    **_SERIES, "key": "train/ratio", "kind": "histogram", "step": 1, "attempt": 1,
+    "value": {"edges": [0.5, 1.0, 1.5], "counts": [12, 20]},
+}  # fmt: skip
 _LINE = {
     "id": 65536, "received": _WHEN,
     "record": {"ts": _WHEN, "level": "info", "event": "weights_published", "run": "arith", "service": "trainer"},
