@@ -29,6 +29,10 @@ MAX_BATCH_BYTES = 4 * 1024 * 1024
 MAX_PENDING = 4
 """Batches of one post that may wait for their commit."""
 MAX_POSTS = 1024
+MAX_HELD_BYTES = 64 * 1024 * 1024
+"""What all posts together may hold of records that are not whole or not on disk."""
+MAX_HELD_OF_ONE = 256 * 1024
+"""When they hold more: a post that holds no more than so much goes on, others come again later."""
 MAX_AT_WORK = 8
 """Pieces that are cut at once, over all posts."""
 MAX_REFUSALS_TOLD = 100
@@ -88,34 +92,35 @@ class Answer:
 
 
 class RecordsIntake:
-    """Holds how many posts are under way."""
+    """Holds the posts that are under way."""
 
     def __init__(self, writer: Writer, is_ready: Callable[[], bool]) -> None:
         self._writer, self._is_ready = writer, is_ready
         self._at_work = asyncio.Semaphore(MAX_AT_WORK)
-        self._num_posts = 0
+        self._posts: set[_Post] = set()
 
     async def take(self, request: Request, *, run: str | None) -> JSONResponse:
         """One post, from its first byte to the disk. Raises Problem."""
         # a full disk is told by the writer, which alone sees when it has room again
         if not self._is_ready():
             raise Problem(503, "the service starts or stops", "Send it again later.", retry_after_s=RETRY_S)
-        if self._num_posts >= MAX_POSTS:
+        if len(self._posts) >= MAX_POSTS:
             raise Problem(429, f"{MAX_POSTS} posts are under way", "Send it again later.", retry_after_s=RETRY_S)
         default_run = run or request.headers.get("x-furlong-run") or "default"
         if not _RUN.fullmatch(default_run):
             raise Problem(400, f"{RUN_RULE}, got {default_run[:200]!r}", "Change ?run= or the header X-Furlong-Run.")
         post = _Post(self._writer, self._sender(request), default_run, self._at_work)
-        self._num_posts += 1
+        self._posts.add(post)
         try:
             return await self._receive(request, post)
         finally:
-            self._num_posts -= 1
+            self._posts.discard(post)
 
     async def _receive(self, request: Request, post: "_Post") -> JSONResponse:
         try:
             async for piece in pieces(request):
                 await post.feed(piece)
+                await self._bound(post)
             await post.finish()
         except ClientDisconnect:
             return JSONResponse({}, 400)  # nobody reads it
@@ -130,6 +135,17 @@ class RecordsIntake:
             first = str(answer.refused[0]["reason"])
             raise Problem(400, f"no record could be taken: {first}", remedy, more=answer.as_json())
         return JSONResponse(answer.as_json())
+
+    async def _bound(self, post: "_Post") -> None:
+        """Have a post give up what it holds while all hold too much. Raises Problem when it cannot."""
+        if self._held_bytes() <= MAX_HELD_BYTES:
+            return
+        await post.drain()
+        if post.held_bytes > MAX_HELD_OF_ONE and self._held_bytes() > MAX_HELD_BYTES:
+            raise Problem(429, "too many large records are half here", "Send it again later.", retry_after_s=RETRY_S)
+
+    def _held_bytes(self) -> int:
+        return sum(post.held_bytes for post in self._posts)
 
     def _sender(self, request: Request) -> Sender:
         headers = request.headers
@@ -171,6 +187,15 @@ class _Post:
     async def finish(self) -> None:
         """Take what is left, and wait for the disk. Raises StoreFailed, Problem."""
         self._bodies += self._read(self._splitter.finish())
+        await self.drain()
+
+    @property
+    def held_bytes(self) -> int:
+        """Of what is not whole, and of what is not on disk."""
+        return self._splitter.held_bytes + self._size_bytes + sum(batch.size_bytes for batch in self._pending)
+
+    async def drain(self) -> None:
+        """Have all that is whole on disk. Raises StoreFailed, Problem."""
         await self._submit()
         while self._pending:
             await self._await_oldest()
@@ -196,7 +221,8 @@ class _Post:
         batch = RecordsIn(sender.producer, sender.incarnation, sender.next_sequence, bodies)
         sender.next_sequence += len(bodies) if sender.next_sequence else 0
         first = self.answer.num_records - len(bodies)
-        self._pending.append(_Pending(bodies, first, asyncio.wrap_future(self._writer.submit(batch, self._sending))))
+        done = asyncio.wrap_future(self._writer.submit(batch, self._sending))
+        self._pending.append(_Pending(bodies, first, self._size_bytes, done))
         self._bodies, self._size_bytes = [], 0
         if len(self._pending) > MAX_PENDING:
             await self._await_oldest()
@@ -223,6 +249,7 @@ class _Pending:
 
     bodies: tuple[bytes, ...]
     first_index: int
+    size_bytes: int
     done: "asyncio.Future[Taken]"
 
 

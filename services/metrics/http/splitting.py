@@ -54,6 +54,11 @@ class Splitter:
         self._skipping = False
         """The rest of the present line belongs to a record that is too long."""
 
+    @property
+    def held_bytes(self) -> int:
+        """About how much waits for its rest."""
+        return len(self._rest) + (self._values.held_chars if self._values is not None else 0)
+
     def feed(self, piece: bytes) -> list[Item]:
         """What became whole by this piece."""
         items: list[Item] = []
@@ -149,6 +154,11 @@ class _Values:
         elif self._bracketed and not self.ended:
             items.append(Refusal("the array has no end: ] is missing"))
         return items
+
+    @property
+    def held_chars(self) -> int:
+        """The length of what waits for its rest."""
+        return len(self._text)
 
     def held(self) -> bytes:
         """What waits for its rest."""

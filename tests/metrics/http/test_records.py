@@ -1,5 +1,6 @@
 """POST /v1/records as log shippers and curl use it: what is answered is on disk, once."""
 
+import contextlib
 import gzip
 import http.client
 import json
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from services.metrics.http.body import MAX_BODY_BYTES
@@ -306,3 +308,22 @@ def test_row_adds_up_over_a_restart_also_for_senders_that_number_nothing(make: M
     post(service.http, said({"b": 2.0, "tokens": ["sum", 4], "loss": ["mean", 6.0, 4]}))
     (row,) = get(service.http, "/api/rows?run=mine&axis=epoch")["rows"]
     assert row["values"] == {"a": 1.0, "b": 2.0, "loss": 1.0, "tokens": 7}
+
+
+@pytest.mark.slow
+def test_posts_that_never_end_hold_bounded_memory_and_nobody_else_up(make: Make) -> None:
+    service = make().start()
+    assert service.process is not None
+    address = urlsplit(service.http)
+    half = b'{"event":"x","t":"' + b"y" * (4 << 20)
+    posts = []
+    for _ in range(100):
+        post_ = socket.create_connection((address.hostname, address.port), timeout=10)
+        posts.append(post_)
+        with contextlib.suppress(OSError):  # it is told to come again
+            post_.sendall(b"POST /v1/records HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 50000000\r\n\r\n" + half)
+    large = b"\n".join(line("well", "z" * 300) for _ in range(20_000))
+    assert post(service.http, large)["taken"] == 20_000
+    assert psutil.Process(service.process.pid).memory_info().rss < 300e6
+    for post_ in posts:
+        post_.close()
