@@ -13,6 +13,7 @@ import orjson
 
 from furlong.records import (
     Histogram,
+    Mean,
     Number,
     Table,
     Value,
@@ -206,6 +207,8 @@ def _read_values(given: Mapping[str, object]) -> tuple[dict[str, Value], dict[st
             bad[name[:100]] = f"a name has at most {MAX_NAME_CHARS} characters, got {len(name)}"
         elif (value := decode_loose(encoded)) is None:
             bad[name] = f"is no number and no value: {encoded!r:.100}"
+        elif isinstance(value, Mean) and not 0 <= value.count < math.inf:
+            bad[name] = f"is a mean over less than nothing, or over no number: {encoded!r:.100}"
         else:
             values[name] = value
     return values, bad

@@ -136,3 +136,10 @@ def test_bad_value_costs_only_itself() -> None:
     )
     assert said.values == {"x": Last(1), "w": Last(3)}
     assert list(said.bad_values) == ["y", "z", "v", "u"]
+
+
+@pytest.mark.parametrize("count", [-1, -0.5, "NaN", "Infinity", "-Infinity"])
+def test_mean_whose_count_is_none_is_left_out(count: object) -> None:
+    """-3 tokens would take away from what others counted."""
+    part = read_part({"axis": "a", "step": 1, "values": {"bad": ["mean", 6.0, count], "good": ["mean", 6.0, 2]}})
+    assert part.values == {"good": Mean(6.0, 2)} and list(part.bad_values) == ["bad"]
