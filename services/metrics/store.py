@@ -54,8 +54,10 @@ def open_store(path: Path, *, damage: str = "") -> Opened:
 
 def _finish_rescue(path: Path, scratch: Path) -> None:
     """After a kill in the middle of one: the damaged file goes only when the new one is whole."""
-    if scratch.exists() and not path.exists():
-        scratch.rename(path)
+    whole = _whole(path)
+    if whole.exists():  # what is left of the damaged one may lack its log: it is not read again
+        salvage.set_aside(path)
+        whole.rename(path)
     for part in scratch.parent.glob(scratch.name + "*"):
         part.unlink()
 
@@ -66,9 +68,15 @@ def _rescue(path: Path, scratch: Path, damage: str) -> Opened:
         rescued = salvage.rescue(path, connection)
     finally:
         connection.close()
+    scratch.rename(_whole(path))
     aside = salvage.set_aside(path)
-    scratch.rename(path)
+    _whole(path).rename(path)
     return Opened(_connect(path), salvage.Salvage(damage, aside, **rescued))
+
+
+def _whole(path: Path) -> Path:
+    """The name of the new store while the damaged one is still being renamed."""
+    return path.with_name(path.name + ".whole")
 
 
 def open_reader(path: Path) -> sqlite3.Connection:

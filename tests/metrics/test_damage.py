@@ -204,3 +204,14 @@ def test_rescue_that_is_killed_is_done_anew(tmp_path: Path) -> None:
         new.writer.barrier().exception(20)
         assert sorted(row.body for row in new.reader.after(0, 10_000)) == sorted(before)
     assert ask(path, "SELECT count(*) FROM rows") == [(len(before),)]
+
+
+def test_kill_between_the_renames_of_a_rescue_costs_nothing(tmp_path: Path) -> None:
+    """The damaged store without its log, which has another name by then, is not taken for the store."""
+    path, copy = tmp_path / "m.db", tmp_path / "copy.db"
+    copy_of_a_running(path, copy).close()
+    copy.with_name("copy.db-wal").rename(tmp_path / "copy.db.damaged-20260101T000000Z-wal")
+    path.rename(tmp_path / "copy.db.whole")
+    with store(copy) as new:
+        assert len(new.bodies()) == 500
+    assert len(list(tmp_path.glob("copy.db.damaged-*Z"))) == 1 and not list(tmp_path.glob("*.whole"))
