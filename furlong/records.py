@@ -252,9 +252,7 @@ def decode_loose(given: object) -> Value | None:
     """
     try:
         if isinstance(given, list):
-            value = decode_value(given)
-            has_count = not isinstance(value, Mean) or (math.isfinite(value.count) and value.count >= 0)
-            return value if has_count else None
+            return decode_value(given)
         return Last(int(given)) if isinstance(given, bool) else Last(decode_number(given))
     except (ValueError, TypeError, OverflowError):
         return None

@@ -84,13 +84,15 @@ def test_rows_are_whole_after_a_page_went_bad(
         assert new.reader.points("r", "train/b")[2][:NUM_STEPS] == list(range(NUM_STEPS))
 
 
-@pytest.mark.parametrize("table", ["rows", "contributions"])
 @pytest.mark.parametrize(
-    "byte",
+    ("table", "byte"),
     [
-        pytest.param(b"\x01", id="no JSON"),
-        pytest.param(b"\xff", id="no UTF-8", marks=pytest.mark.slow),
-        pytest.param(b"7", id="another number"),
+        pytest.param("rows", b"7", id="another number in a row"),
+        pytest.param("contributions", b"\x01", id="no JSON in a contribution"),
+        pytest.param("contributions", b"7", id="another number in a contribution", marks=pytest.mark.slow),
+        pytest.param("rows", b"\x01", id="no JSON in a row", marks=pytest.mark.slow),
+        pytest.param("rows", b"\xff", id="no UTF-8 in a row", marks=pytest.mark.slow),
+        pytest.param("contributions", b"\xff", id="no UTF-8 in a contribution", marks=pytest.mark.slow),
     ],
 )
 def test_row_is_right_after_a_byte_changed(

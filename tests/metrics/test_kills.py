@@ -98,7 +98,7 @@ def check_all_there_once(service: MetricsProcess, producers: list[Producer]) -> 
 
 @pytest.mark.parametrize(
     ("num_kills", "num_records", "num_producers"),
-    [(3, 16_384, 4), pytest.param(20, 200_704, 8, marks=[pytest.mark.slow, pytest.mark.timeout(280)])],
+    [(3, 8_192, 4), pytest.param(20, 200_704, 8, marks=[pytest.mark.slow, pytest.mark.timeout(280)])],
     ids=["short", "whole"],
 )
 def test_service_killed_in_a_burst(make: Make, num_kills: int, num_records: int, num_producers: int) -> None:
