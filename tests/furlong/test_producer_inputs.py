@@ -18,6 +18,7 @@ from furlong.linefile import open_appending
 from furlong.records import Histogram, Last, Mean, Table, Value, histogram_of
 from furlong.telemetry import Telemetry
 from tests.furlong.fake_metrics import FakeMetrics
+from tests.metrics.running import until
 
 
 @pytest.fixture
@@ -108,6 +109,12 @@ def test_distributions_and_tables_are_sent_as_they_are(service: FakeMetrics, tel
         "t": ["table", ["prompt", "reward"], [["2+2", 1.0]]],
         "np": ["histogram", [0, 1], [7]],
     }
+
+
+def test_few_records_are_delivered_at_once_though_nothing_follows(service: FakeMetrics, telemetry: Telemetry) -> None:
+    for number in range(3):
+        telemetry.record({"event": "few", "n": number})
+    until(lambda: len(service.said("few")) == 3, "three records", limit_s=3.0)
 
 
 def test_row_of_more_names_than_a_message_holds_is_sent_in_parts(service: FakeMetrics, telemetry: Telemetry) -> None:
