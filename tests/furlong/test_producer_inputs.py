@@ -112,6 +112,8 @@ def test_distributions_and_tables_are_sent_as_they_are(service: FakeMetrics, tel
 
 
 def test_few_records_are_delivered_at_once_though_nothing_follows(service: FakeMetrics, telemetry: Telemetry) -> None:
+    telemetry.record({"event": "earlier"})
+    assert telemetry.flush(20.0)  # it is connected, and would wait for more
     for number in range(3):
         telemetry.record({"event": "few", "n": number})
     until(lambda: len(service.said("few")) == 3, "three records", limit_s=3.0)
