@@ -115,3 +115,42 @@ def test_what_cannot_be_is_refused_with_a_reason(
     assert code == 2 and said in error
     assert ".." not in error.replace("../", "") and "Remove it first, or give another name. Remove" not in error
     assert [sink["name"] for sink in json.loads(furlong("sinks", "--json")[1])] == ["jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("jsonl", {}),
+        ("jsonl", {"path": "metrics.jsonl"}),
+        ("jsonl", {"path": "metrics/metrics.db"}),
+        ("jsonl", {"path": "addresses.json"}),
+        ("jsonl", {"path": "logs/metrics.jsonl"}),
+        ("tensorboard", {"dir": "metrics"}),
+        ("wandb", {"dir": "spool", "mode": "offline"}),
+        ("mlflow", {"uri": "file:///etc/mlflow"}),
+        ("mlflow", {"uri": "sqlite:///metrics/metrics.db"}),
+    ],
+)
+def test_what_the_run_keeps_is_no_place_for_an_added_sink(
+    service: MetricsProcess, furlong: Callable[..., tuple[int, str, str]], kind: str, options: dict[str, str]
+) -> None:
+    before = len(service.rows())
+    words = [word for name, value in options.items() for word in ("--option", f"{name}={value}")]
+    code, _, error = furlong("sinks", "add", kind, "--name", "odd", *words)
+    assert code != 0
+    assert "sinks.odd." in error
+    assert len(service.rows()) == before
+
+
+def test_two_sinks_never_write_one_file(service: MetricsProcess, furlong: Callable[..., tuple[int, str, str]]) -> None:
+    assert furlong("sinks", "add", "jsonl", "--name", "one", "--option", "path=same.jsonl")[0] == 0
+    assert furlong("sinks", "add", "jsonl", "--name", "two", "--option", "path=same.jsonl")[0] == 0
+    until(lambda: any("another writes" in sink.last_error for sink in service.status().sinks), "one of them refused")
+    assert (service.run_dir.root / "same.jsonl").read_text() == service.run_dir.metrics_rows.read_text()
+    for name in ("one", "two"):
+        furlong("sinks", "remove", name)
+
+
+def test_a_sink_cannot_take_the_name_of_the_alerts_place(furlong: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, error = furlong("sinks", "add", "jsonl", "--name", "alerts", "--option", "path=copy.jsonl")
+    assert (code != 0, "alerts" in error) == (True, True)

@@ -5,6 +5,7 @@ that are there already are not written again, a torn one is completed.
 """
 
 import asyncio
+import fcntl
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ def make(options: Mapping[str, object], context: SinkContext) -> "JsonlSink":
     """Options: `path`, the file; metrics.jsonl in the run directory when it is not given."""
     given = option_of(options, context, "path", str, str(context.run_dir.metrics_rows))
     path = context.path("path", given)
+    if context.live and path.suffix != ".jsonl":
+        raise context.refuse("path", given, "must end in .jsonl", "A flag may name any file.")
     if path.is_dir() or not path.parent.is_dir():
         raise context.refuse("path", given, "must be a file in a folder that is there")
     return JsonlSink(path, context.reader)
@@ -57,6 +60,7 @@ class JsonlSink(Sink[Row]):
 
     def _open(self, durable: Cursor) -> Cursor:
         handle = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        _own(handle)
         size = os.fstat(handle).st_size
         if size < durable.position:
             os.close(handle)
@@ -101,6 +105,17 @@ class JsonlSink(Sink[Row]):
         os.fdatasync(self._handle)
         self._position += len(content)
         return Cursor(rows[-1].row_id, self._position)
+
+
+def _own(handle: int) -> None:
+    """Raises OSError when another sink writes the same file: each would take the other's lines for foreign ones."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise OSError("another writes the same file; give each sink a file of its own") from error
+    except OSError:  # a disk without locks
+        return
 
 
 def _write_all(handle: int, content: bytes) -> None:

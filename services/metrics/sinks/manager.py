@@ -29,10 +29,14 @@ from services.metrics.writer import Writer
 log = structlog.get_logger()
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+TAKEN_NAMES = frozenset({"alerts"})
+"""Cursors of others. A name with `--` in it is that of a run's own sink."""
 MAX_LIVE_SINKS = 64
 MAX_OPTIONS_BYTES = 64 * 1024
 LOOK_FOR_RUNS_S = 1.0
 REMOVE_TIMEOUT_S = 30.0
+LEAVE_S = 2.0
+"""A sink that is being removed when the service stops has so long."""
 
 
 class UnknownSink(KeyError):
@@ -71,6 +75,7 @@ class SinkManager:
         self._specs: dict[str, SinkSpec] = {}
         self._tasks: dict[str, dict[str | None, SinkTask[Any]]] = {}
         self._changing = asyncio.Lock()
+        self._leaving: dict[str, list[SinkTask[Any]]] = {}
         self._closed = False
         self._looked_at = 0.0
         self._looking: asyncio.Task[None] | None = None
@@ -110,13 +115,20 @@ class SinkManager:
         keep_cursor: added again under its name, it goes on where it was; else from the first row. One that a flag
         names keeps it always, and comes back with the next start.
         """
-        async with self._changing:
+        async with self._changing:  # not while it takes its leave: one that hangs must not keep others waiting
             spec = self._specs.get(name)
             if spec is None:
                 raise UnknownSink(name)
-            await self._end(name, timeout_s=timeout_s, keep=keep_cursor or not spec.live)
+            self._leaving[name] = list(self._tasks[name].values())
+            ending = self._end(name, timeout_s=timeout_s, keep=keep_cursor or not spec.live)
+            ended = asyncio.create_task(ending, name=f"sink-{name}-leaves")
+            await asyncio.sleep(0)
+        try:
+            await ended
             if spec.live:
                 await asyncio.wrap_future(self._writer.execute(lambda to: _delete(to, name)))
+        finally:
+            del self._leaving[name]
         log.info("sink_removed", sink=name, kept_cursor=keep_cursor or not spec.live)
 
     async def listed(self) -> list[ListedSink]:
@@ -159,7 +171,8 @@ class SinkManager:
         if self._looking is not None:
             self._looking.cancel()
         async with self._changing:
-            await asyncio.gather(*(task.close(timeout_s) for task in self))
+            leaving = [task.close(min(LEAVE_S, timeout_s)) for tasks in self._leaving.values() for task in tasks]
+            await asyncio.gather(*leaving, *(task.close(timeout_s) for task in self))
 
     # -- inside
 
@@ -170,7 +183,11 @@ class SinkManager:
             self._specs[spec.name] = spec
             self._tasks[spec.name] = {}
             if self._own_run is not None:
-                await self._begin_run(spec, self._own_run)
+                try:
+                    await self._begin_run(spec, self._own_run)
+                except ConfigError:
+                    del self._specs[spec.name], self._tasks[spec.name]
+                    raise
             return
         sink = await asyncio.to_thread(make_sink, spec.kind, spec.options, self._context(spec, None))
         self._start_task(spec, None, sink)
@@ -233,7 +250,7 @@ class SinkManager:
         if not NAME.match(spec.name):
             rule = "must be letters, digits, dot, dash and underscore, at most 128, the first a letter or digit"
             raise ConfigError([Problem("name", spec.name[:200], rule)])
-        if spec.name in self._specs:
+        if {spec.name} & {*self._specs, *self._leaving, *TAKEN_NAMES} or "--" in spec.name:
             remedy = "Remove it first, or give another name."
             raise ConfigError([Problem("name", spec.name, "is taken by another sink", remedy)])
         kind = kind_of(spec.kind)

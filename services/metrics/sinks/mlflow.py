@@ -27,12 +27,14 @@ _CHILD = "services.metrics.sinks.mlflow_process.Mlflow"
 def make(options: Mapping[str, object], context: SinkContext) -> Sink[Row]:
     """Options: uri, experiment."""
     uri = option_of(options, context, "uri", str)
-    if uri.startswith("http"):
+    if uri.startswith(("http://", "https://")):
         if problem := url_problem(uri):
             raise context.refuse("uri", "[not shown]", problem)
         if urlsplit(uri).password or urlsplit(uri).username:
             remedy = "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
             raise context.refuse("uri", "[not shown]", "must name no user and no password", remedy)
+    elif context.live:
+        raise context.refuse("uri", "[not shown]", "must be a URL such as http://host:5000", "A flag may name any.")
     config = context.secrets.redact_tree(dict(context.run_config or {}))
     params = params_of(config) if isinstance(config, dict) else {}
     run = config.get("run") if isinstance(config, dict) else None

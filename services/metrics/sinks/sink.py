@@ -127,6 +127,9 @@ class SinkContext:
         inside = (root / path).resolve()
         if not inside.is_relative_to(root):
             raise self.refuse(option, given, f"must lie in {self.run_dir.root}", "A flag may name any path.")
+        first = inside.relative_to(root).parts[:1]
+        if first and first[0] in _KEPT:
+            raise self.refuse(option, given, "must not lie in what the run itself keeps", "Name another place.")
         return inside
 
 
@@ -144,4 +147,9 @@ def option_of(
     return value
 
 
+_KEPT = frozenset(
+    {"addresses.json", "alerts.jsonl", "checkpoints", "config.toml", "logs", "metrics", "metrics.jsonl", "rollout"}
+    | {"spool", "traces"}
+)
+"""In a run directory: what services own, where nothing that is asked for over HTTP may write."""
 _WORDS: dict[type, str] = {str: "text", int: "whole number", float: "number", bool: "true or false"}
