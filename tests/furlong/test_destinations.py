@@ -23,8 +23,10 @@ from furlong.config.sections import MetricsSection, RunSection
     ],
 )
 def test_wrong_place_is_told_by_its_key(field: str, bad: object, good: object) -> None:
-    assert [problem.key for problem in check_destinations(MetricsSection(**{field: bad}))] == [f"metrics.{field}"]
-    assert check_destinations(MetricsSection(**{field: good})) == []
+    assert [problem.key for problem in check_destinations(MetricsSection.model_validate({field: bad}))] == [
+        f"metrics.{field}"
+    ]
+    assert check_destinations(MetricsSection.model_validate({field: good})) == []
 
 
 def test_all_are_told_at_once_and_without_what_may_be_secret() -> None:

@@ -69,7 +69,9 @@ def test_lines_that_are_not_ours_stay_on_lines_of_their_own(tmp_path: Path) -> N
 def test_eight_producers_of_large_rows_weld_no_line(make: Callable[..., MetricsProcess]) -> None:
     """Of a file that eight writers append to, one bad line would cost every later read: here one alone writes."""
     service = make().start()
-    large = {f"train/{'k' * 200}{number}": ["last", 0.5] for number in range(500)}  # over 100 KB a row
+    large: dict[str, object] = {
+        f"train/{'k' * 200}{number}": ["last", 0.5] for number in range(500)
+    }  # over 100 KB a row
 
     def produce(number: int) -> None:
         rows = [part(1000 * number + n, large, axis="train/step") for n in range(10)]

@@ -68,7 +68,7 @@ class WandbApi:
         self.breaks_tables = False
         self._lock = threading.Lock()
         self._freed = threading.Event()
-        self._server: ThreadingHTTPServer | None = None
+        self._server: _Server | None = None
         self.port = 0
 
     @property
@@ -253,7 +253,7 @@ def _handler(api: WandbApi) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def log_message(self, *arguments: Any) -> None:
+        def log_message(self, format: str, *args: Any) -> None:
             pass
 
         def do_POST(self) -> None:
