@@ -130,8 +130,11 @@ run_dir, name = RunDir(Path(config.run.run_dir)), f"trainer-{sys.argv[2]}"
 telemetry = Telemetry.for_run(config, run_dir, service="trainer", instance=name)
 for number in range(int(sys.argv[3])):
     telemetry.record({"event": "x", "run": "r", "who": int(sys.argv[2]), "n": number, "text": "y" * 200})
+    if number == 99:
+        telemetry.flush(30)  # it is known to the service: from here on it may be killed
     if number % 100 == 99:
-        stats = telemetry.stats
+        while (stats := telemetry.stats).num_waiting > 5_000:  # its queue never overflows, however slow the machine
+            time.sleep(0.01)
         print(number + 1, stats.num_acknowledged, flush=True)
         time.sleep(0.002)
 telemetry.close(20)
