@@ -11,9 +11,7 @@ import fcntl
 import glob
 import os
 import re
-import struct
 import time
-import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,18 +20,11 @@ from operator import itemgetter
 from pathlib import Path
 from weakref import WeakSet
 
-import orjson
-
 from furlong.recordqueue import Priority, Record
+from furlong.spoolfile import FRAME, MAX_INTEGER, frames, head_of, parse, producer_in
 
-_MAGIC = b"furlong-spool-1 "
-_FRAME = struct.Struct("<QBII")  # sequence, priority, length, crc32 of the body
-_COUNT = struct.Struct("<I")
-_DROPPED = 255  # priority of a frame that stands for so many dropped records
 _FILE = re.compile(r"^(?P<stem>.+-\d+)\.(?P<number>\d{6})\.spool$")
 _MAX_SEGMENT_BYTES = 1024 * 1024  # read, and rewritten, in one go
-_MAX_BODY_BYTES = 64 * 1024 * 1024
-_MAX_INTEGER = 2**63 - 1
 _LOCK_TRIES = 50
 
 
@@ -115,7 +106,7 @@ class Spool:
         if self._lock is None and not self._take_lock():
             raise OSError(f"the spool {self.stem} is held by another process")
         numbered = self._make_room(list(enumerate(batch.records, batch.first_sequence)))
-        content = b"".join(_frames(numbered))
+        content = b"".join(frames(numbered))
         if self._open is None or self._segments[-1].size_bytes + len(content) > self._segment_bytes:
             self._begin_segment(batch.first_sequence)
         segment = self._segments[-1]
@@ -205,7 +196,7 @@ class Spool:
     def _begin_segment(self, first_sequence: int) -> None:
         self._end_segment()
         path = self._folder / f"{self.stem}.{self._next_number:06d}.spool"
-        head = _MAGIC + orjson.dumps({"producer": self.producer, "incarnation": self.incarnation}) + b"\n"
+        head = head_of(self.producer, self.incarnation)
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if _write_all(handle, head) < len(head):
             os.close(handle)
@@ -229,7 +220,7 @@ class Spool:
 
     def _load(self, segment: _Segment) -> list[tuple[int, Record]]:
         if self._loaded[0] != segment.path:
-            head, items, intact = _parse(segment.path)
+            head, items, intact = parse(segment.path)
             if not intact:
                 self._set_aside(segment.path)
             self._loaded = (segment.path, items if head else [])
@@ -254,7 +245,7 @@ class Spool:
         return numbered
 
     def _fits(self, numbered: Sequence[tuple[int, Record]]) -> bool:
-        incoming = sum(len(record.body) + _FRAME.size for _, record in numbered)
+        incoming = sum(len(record.body) + FRAME.size for _, record in numbered)
         return self.size_bytes + incoming <= self._max_bytes
 
     def _evict(self, priority: Priority, numbered: Sequence[tuple[int, Record]]) -> None:
@@ -268,10 +259,10 @@ class Spool:
                 self._rewrite_without(segment, priority)
 
     def _rewrite_without(self, segment: _Segment, priority: Priority) -> None:
-        head, items, _ = _parse(segment.path)
+        head, items, _ = parse(segment.path)
         self.num_dropped[priority] += sum(r.priority == priority and bool(r.body) for _, r in items)
         kept = [(n, _emptied(r) if r.priority == priority else r) for n, r in items]
-        content = head + b"".join(_frames(kept))
+        content = head + b"".join(frames(kept))
         scratch = segment.path.with_suffix(".tmp")
         scratch.write_bytes(content)
         scratch.replace(segment.path)
@@ -290,7 +281,7 @@ class _Number:
     def read(self) -> int:
         text = os.pread(self._handle, 32, 0).strip()
         number = int(text) if text.isdigit() else 0
-        return number if number < _MAX_INTEGER - 1 else 0
+        return number if number < MAX_INTEGER - 1 else 0
 
     def write(self, number: int) -> None:
         content = b"%020d\n" % number
@@ -335,7 +326,7 @@ def waiting(folder: Path) -> dict[str, int]:
     for stem in _stems(folder):
         instance = stem.rpartition("-")[0]
         for path in folder.glob(f"{glob.escape(stem)}.[0-9][0-9][0-9][0-9][0-9][0-9].spool"):
-            num_records = sum(bool(record.body) for _, record in _parse(path)[1])
+            num_records = sum(bool(record.body) for _, record in parse(path)[1])
             if num_records:
                 found[instance] = found.get(instance, 0) + num_records
     return found
@@ -348,7 +339,7 @@ def _stems(folder: Path) -> list[str]:
         return []
     stems = {match["stem"] for name in names if (match := _FILE.match(name))}
     numbered = [(int(stem.rpartition("-")[2]), stem) for stem in stems]
-    return [stem for incarnation, stem in sorted(numbered) if 1 <= incarnation <= _MAX_INTEGER]
+    return [stem for incarnation, stem in sorted(numbered) if 1 <= incarnation <= MAX_INTEGER]
 
 
 def _take_over(folder: Path, stem: str) -> Spool | None:
@@ -358,69 +349,20 @@ def _take_over(folder: Path, stem: str) -> Spool | None:
         return None
     paths = sorted(folder.glob(f"{stem}.[0-9][0-9][0-9][0-9][0-9][0-9].spool"))
     for path in filter(Path.is_file, paths):
-        head, items, intact = _parse(path)
+        head, items, intact = parse(path)
         if not intact:
             spool._set_aside(path)
         if not head or not items:
             if head or not intact:
                 path.unlink(missing_ok=True)
             continue
-        spool.producer = str(orjson.loads(head[len(_MAGIC) :])["producer"])
+        spool.producer = producer_in(head)
         spool._segments.append(_Segment(path, items[0][0], items[-1][0], path.stat().st_size))
     if spool.is_empty:
         spool.release()
         return None
     spool.rewind()
     return spool
-
-
-def _parse(path: Path) -> tuple[bytes, list[tuple[int, Record]], bool]:
-    """A file's head, its records, and whether all of it could be read. An unreadable file is b"", [], False."""
-    try:
-        content = path.read_bytes()
-        end = content.index(b"\n", 0, 4096) + 1
-        head = content[:end]
-        if not isinstance(orjson.loads(head[len(_MAGIC) :])["producer"], str):
-            return b"", [], False
-    except (OSError, ValueError, KeyError, TypeError):
-        return b"", [], False
-    if not head.startswith(_MAGIC):
-        return b"", [], False
-    items: list[tuple[int, Record]] = []
-    last = 0
-    while end + _FRAME.size <= len(content):
-        sequence, priority, length, checksum = _FRAME.unpack_from(content, end)
-        body = content[end + _FRAME.size : end + _FRAME.size + length]
-        whole = length <= _MAX_BODY_BYTES and len(body) == length and zlib.crc32(body) == checksum
-        if not whole or not last < sequence <= _MAX_INTEGER or (priority == _DROPPED and length != _COUNT.size):
-            return head, items, False
-        if priority == _DROPPED:
-            dropped = Record(Priority.LOG, b"")
-            items.extend((sequence + n, dropped) for n in range(_COUNT.unpack(body)[0]))
-        else:
-            items.append((sequence, Record(Priority(min(priority, Priority.METRICS)), body)))
-        last = items[-1][0] if items else sequence
-        end += _FRAME.size + length
-    return head, items, end == len(content)
-
-
-def _frames(numbered: Sequence[tuple[int, Record]]) -> Iterator[bytes]:
-    """Each record as a frame; dropped ones that follow each other as one."""
-    start = count = 0
-    for sequence, record in numbered:
-        if not record.body:
-            start, count = (start if count else sequence), count + 1
-            continue
-        if count:
-            yield _frame(start, _DROPPED, _COUNT.pack(count))
-            count = 0
-        yield _frame(sequence, record.priority, record.body)
-    if count:
-        yield _frame(start, _DROPPED, _COUNT.pack(count))
-
-
-def _frame(sequence: int, priority: int, body: bytes) -> bytes:
-    return _FRAME.pack(sequence, priority, len(body), zlib.crc32(body)) + body
 
 
 def _emptied(record: Record) -> Record:
