@@ -11,7 +11,9 @@ import pytest
 from furlong.jsonline import NO_SECRETS
 from services.metrics.intake import RecordsIn
 from services.metrics.rows import Row, RowReader
+from services.metrics.sinks import places as places_module
 from services.metrics.sinks import task as task_module
+from services.metrics.sinks.places import Places
 from services.metrics.sinks.sink import Cursor, Refused, Sink
 from services.metrics.sinks.source import MAX_BYTES, Bites, RowSource
 from services.metrics.sinks.task import SinkTask
@@ -237,4 +239,65 @@ async def test_start_that_hangs_is_cut_and_closing_is_bounded(store: Store, monk
     await until(lambda: driven.last_error == "TimeoutError: start took longer than 0.1 s")
     async with asyncio.timeout(8):
         await driven.close(5.0)
+    assert driven.state == "closed"
+
+
+async def test_sinks_of_many_runs_take_turns_at_few_places(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places_module, "IDLE_S", 0.02)
+    at_work: list[int] = []
+
+    class Idle(Taking):
+        idle_after_s, tick_s = 60.0, 0.05
+
+        async def start(self, durable: Cursor) -> Cursor:
+            at_work.append(sum(sink.calls.count("start") - sink.calls.count("finish") for sink in sinks) + 1)
+            return await super().start(durable)
+
+    sinks = [Idle(f"s{n}") for n in range(6)]
+    places = Places(2)
+    for n in range(6):
+        store.put(3, run=f"r{n}")
+    tasks = [
+        SinkTask(sink, store.reader, store.writer, RowSource(store.reader, f"r{n}"), places=places)
+        for n, sink in enumerate(sinks)
+    ]
+    await until(lambda: all(len(sink.rows) == 3 for sink in sinks))
+    store.put(1, run="r0")  # one that gave up its place comes back
+    tasks[0].notify()
+    await until(lambda: len(sinks[0].rows) == 4)
+    await asyncio.gather(*(task.close(LIMIT_S) for task in tasks))
+    assert max(at_work) == 2
+    assert sinks[0].rows == sorted(set(sinks[0].rows))
+
+
+async def test_a_busy_sink_gives_its_place_to_one_that_waits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places_module, "HOLD_S", 0.05)
+
+    class Idle(Taking):
+        idle_after_s, tick_s = 60.0, 0.05
+
+    async def slow(sink: Taking, rows: Sequence[Row]) -> None:
+        await asyncio.sleep(0.01)
+
+    busy, other, places = Idle("busy", slow), Idle("other"), Places(1)
+    store.put(600, run="busy")
+    store.put(1, run="other")
+    tasks = [
+        SinkTask(sink, store.reader, store.writer, RowSource(store.reader, sink.name), places=places)
+        for sink in (busy, other)
+    ]
+    await until(lambda: other.rows)
+    await until(lambda: len(busy.rows) == 600)
+    await asyncio.gather(*(task.close(LIMIT_S) for task in tasks))
+    assert busy.rows == list(range(1, 601))
+
+
+async def test_one_that_waits_for_a_place_closes_at_once(store: Store) -> None:
+    class Idle(Taking):
+        idle_after_s, tick_s = 60.0, 0.05
+
+    store.put(1)
+    places = Places(0)
+    driven = SinkTask(Idle(), store.reader, store.writer, RowSource(store.reader), places=places)
+    await asyncio.wait_for(driven.close(LIMIT_S), 2.0)
     assert driven.state == "closed"

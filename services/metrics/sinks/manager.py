@@ -21,6 +21,7 @@ from furlong.jsonline import Secrets
 from furlong.rundir import RunDir
 from services.metrics.rows import RowReader
 from services.metrics.sinks.kinds import KINDS, Kind, kind_of, make_sink
+from services.metrics.sinks.places import Places
 from services.metrics.sinks.sink import Cursor, Sink, SinkContext, SinkSpec
 from services.metrics.sinks.source import BatchSource, RowSource
 from services.metrics.sinks.task import SinkState, SinkTask
@@ -75,6 +76,7 @@ class SinkManager:
         self._specs: dict[str, SinkSpec] = {}
         self._tasks: dict[str, dict[str | None, SinkTask[Any]]] = {}
         self._changing = asyncio.Lock()
+        self._places = Places()
         self._leaving: dict[str, list[SinkTask[Any]]] = {}
         self._closed = False
         self._looked_at = 0.0
@@ -201,7 +203,7 @@ class SinkManager:
         source: Any = BatchSource(self._reader) if batches else RowSource(self._reader, run)
         self._specs[spec.name] = spec
         tasks = self._tasks.setdefault(spec.name, {})
-        tasks[run] = SinkTask(sink, self._reader, self._writer, source, kind=spec.kind)
+        tasks[run] = SinkTask(sink, self._reader, self._writer, source, kind=spec.kind, places=self._places)
 
     async def _begin_runs(self) -> None:
         """One sink for each run that the store knows, of kinds that want it so."""

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from services.metrics.rows import RowReader
+from services.metrics.sinks.places import Places
 from services.metrics.sinks.sink import Cursor, Refused, Sink
 from services.metrics.sinks.source import Bites, RowSource, Source
 from services.metrics.writer import Writer
@@ -52,7 +53,9 @@ class SinkTask(Generic[Item]):
         source: Source[Item] | None = None,
         *,
         kind: str = "",
+        places: Places | None = None,
     ) -> None:
+        """places: of which it needs one to be at work, when it is a sink that may be idle."""
         self.sink, self.kind = sink, kind or sink.name
         self.source: Source[Item] = source or RowSource(reader)  # type: ignore[assignment]  # the default: Item is Row
         self.handed = 0
@@ -62,6 +65,7 @@ class SinkTask(Generic[Item]):
         self.last_error = ""
         self.state = "starting"
         self.num_refused = 0
+        self._places = places if sink.idle_after_s is not None else None
         self._bites = Bites(self.source)
         self._reader, self._writer = reader, writer
         self.cursor_name = sink.cursor_name or sink.name
@@ -138,13 +142,22 @@ class SinkTask(Generic[Item]):
             self.handed = self.safe = self._saved.row_id  # shown as far behind as it is, also if it cannot start
             if self.sink.idle_after_s is not None and not await self._wait_for_first():
                 return
-            cursor = await _limited(self.sink.start(self._saved), self.sink.start_timeout_s, "start")
-            await self._save(cursor)
-            await self._advance(cursor.row_id)
-            await self._feed()
-            await self._save(await _limited(self.sink.finish(), self.sink.finish_timeout_s, "finish"))
+            if self._places is None:
+                await self._work(self._saved)
+            else:
+                async with self._places.one(self._closing) as has_place:
+                    if has_place:
+                        await self._work(self._saved)
             if self._closing.is_set():
                 return
+
+    async def _work(self, durable: Cursor) -> None:
+        """From start to finish."""
+        cursor = await _limited(self.sink.start(durable), self.sink.start_timeout_s, "start")
+        await self._save(cursor)
+        await self._advance(cursor.row_id)
+        await self._feed()
+        await self._save(await _limited(self.sink.finish(), self.sink.finish_timeout_s, "finish"))
 
     async def _wait_for_first(self) -> bool:
         """Whether there is something to take; False: nothing, and it closes."""
@@ -158,9 +171,9 @@ class SinkTask(Generic[Item]):
             await self._new_rows.wait()
 
     async def _feed(self) -> None:
-        """Hand over what comes, until it closes or has been idle for long."""
-        idle_since = time.monotonic()
-        while True:
+        """Hand over what comes, until it closes, has been idle for long, or another waits for its place."""
+        begun = idle_since = time.monotonic()
+        while not self._should_leave(begun, idle_since):
             self._new_rows.clear()
             items = await asyncio.to_thread(self._bites.after, self.handed)
             if items:
@@ -174,6 +187,11 @@ class SinkTask(Generic[Item]):
                 if self.sink.idle_after_s is not None and idle_s > self.sink.idle_after_s:
                     return
                 await self._wait_for_more()
+
+    def _should_leave(self, begun: float, idle_since: float) -> bool:
+        now = time.monotonic()
+        places = None if self._closing.is_set() else self._places
+        return places is not None and places.wanted_back(held_s=now - begun, idle_s=now - idle_since)
 
     async def _hand(self, items: Sequence[Item]) -> None:
         through = self.source.id_of(items[-1])
