@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Generator, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,17 @@ def configure(
         structlog.get_logger().warning(
             "torn_line_ended", path=str(path), consequence="an earlier start's last line is cut"
         )
+
+
+@contextlib.contextmanager
+def not_to_stderr() -> Generator[None]:
+    """For what is told on stderr in words for people: lines go only to the file and the metrics service meanwhile."""
+    outputs = _pipeline.outputs
+    _pipeline.outputs = tuple(output for output in outputs if isinstance(output, AppendedFile))
+    try:
+        yield
+    finally:
+        _pipeline.outputs = outputs
 
 
 def secrets() -> Secrets:

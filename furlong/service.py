@@ -18,6 +18,7 @@ import structlog
 from furlong import addresses, logs
 from furlong.addresses import NotReachable
 from furlong.config import ConfigError, RunConfig, to_toml
+from furlong.config.errors import refusal
 from furlong.process import STARTED_AGAIN, ExitCode, StopSignal
 from furlong.rpc import PortTaken
 from furlong.rundir import RunDir, write_atomically
@@ -155,9 +156,11 @@ def _guarded(
 
 
 def fail(message: str, code: ExitCode) -> ExitCode:
-    """Say on stderr and in the log why the service cannot go on; the code."""
+    """Say on stderr, in words, and in the log why the service cannot go on; the code."""
     import sys
 
-    print(message, file=sys.stderr, flush=True)
-    log.error("service_failed", reason=message, exit_code=int(code))
+    with contextlib.suppress(OSError, ValueError):  # a stderr that is closed changes nothing
+        print(refusal(message) if code is ExitCode.BAD_CONFIG else message, file=sys.stderr, flush=True)
+    with logs.not_to_stderr():
+        log.error("service_failed", reason=message, exit_code=int(code))
     return code

@@ -6,19 +6,17 @@ from collections.abc import Sequence
 
 from furlong.cli.arguments import take_options, whole_number
 from furlong.config import ConfigError, RunConfig
-from furlong.config.alone import DEFAULT_DIR, DEFAULT_PORT, is_offered, load_alone
+from furlong.config.alone import DEFAULT_DIR, DEFAULT_PORT, describes_run, load_alone
 from furlong.config.destinations import tail_problems
 from furlong.config.errors import Problem
 from furlong.launch.preflight import bad_hooks, missing_packages
 from furlong.process import die_with_parent
 
 OWN = ("port", "dir")
-OPTIONS = (*OWN, "parent-pid")
+"""With one of these it is alone, whatever else is there."""
+OPTIONS = (*OWN, "host", "parent-pid")
 DESCRIPTION = f"""The metrics service alone: takes in log lines and numbers of any number of runs over HTTP and gRPC,
 keeps them, answers questions, and hands rows to sinks.
-
---port P: port of HTTP, {DEFAULT_PORT} if not given, 0 for a free one; gRPC has the next one. --dir DIR: folder of what
-it keeps, {DEFAULT_DIR} if not given. Only one service works in a folder at a time.
 
 For example: furlong metrics --port {DEFAULT_PORT} --dir {DEFAULT_DIR} --use-tensorboard
 
@@ -31,7 +29,7 @@ def is_alone(arguments: Sequence[str]) -> bool:
     if any(f"--{name}" in names for name in OWN):
         return True
     own = {"--config", "--rank"}
-    return not names & own and all(is_offered(word) for word in names - {"--parent-pid"})
+    return not names & own and not any(map(describes_run, names))
 
 
 def run_alone(arguments: Sequence[str]) -> int:
@@ -59,6 +57,7 @@ def read_alone(arguments: Sequence[str]) -> tuple[RunConfig, int | None]:
     config = load_alone(
         taken.rest,
         port=DEFAULT_PORT if port is None else port,
+        host=taken.options.get("host"),
         folder=os.path.normpath(folder),
         prog="furlong metrics",
         description=DESCRIPTION,
@@ -73,14 +72,8 @@ def _refuse_flags_of_runs(flags: Sequence[str]) -> None:
         if name in ("--config", "--rank"):
             rule = "does not go with --port and --dir, which start a service of no run"
             problems.append(Problem(name, "", rule, "Use --metrics-port for the port of a run's own service."))
-        elif not is_offered(name) and _is_of_runs(name):
+        elif describes_run(name):
             rule = "describes a run, and a service that is started with --port or --dir belongs to none"
             problems.append(Problem(name, "", rule, "Leave it out, or leave out --port and --dir."))
     if problems:
         raise ConfigError(problems)
-
-
-def _is_of_runs(flag: str) -> bool:
-    field = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-    sections = (getattr(RunConfig(), name) for name in RunConfig.model_fields)
-    return any(field in type(section).model_fields for section in sections)

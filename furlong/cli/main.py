@@ -112,19 +112,16 @@ def _version(arguments: Sequence[str]) -> int:
 
 def _guarded(command: Command, arguments: Sequence[str]) -> int:
     from furlong.config import ConfigError
+    from furlong.config.errors import refusal
 
     try:
         return command(arguments)
     except ConfigError as error:
-        print(f"furlong: this cannot run:\n{_indented(str(error))}", file=sys.stderr)
+        print(refusal(str(error)), file=sys.stderr)
         return 2
     except BrokenPipeError:  # `furlong config | head`: who read us has enough
         sys.stderr.close()
         return 0
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
 
 
 def _closest(name: str) -> str:

@@ -3,23 +3,25 @@
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import orjson
 
-from furlong.cli.arguments import take_options
+from furlong.cli.asking import Asked, locate, read_command, refuse_words, told_errors
 from furlong.cli.sink_lines import endpoint_line, file_line, sink_line
+from furlong.cli.status_url import look_at_url, run_line
 from furlong.config import ConfigError
 from furlong.config.errors import Problem
 from furlong.launch.look import InstanceStatus, RunStatus, look_at
 from furlong.rundir import RunDir
 
-HELP = """usage: furlong status --run-dir DIR [--json]
+HELP = """usage: furlong status (--run-dir DIR | --url URL) [--json]
 
 Show what of a run is up: pid, uptime, addresses, rollout, policy version, phase, engines, last checkpoint, last row.
-Exits 0 when all is up, 1 otherwise, 2 when DIR is not a run directory.
+With --url, for example http://127.0.0.1:8660: how that metrics service is, its sinks and its runs.
+Exits 0 when all is up, 1 otherwise, 2 when DIR is not a run directory, 5 when the service at URL does not answer.
 """
 COLUMNS = ("instance", "state", "pid", "uptime", "grpc", "http", "says")
 LINES = {"sinks": sink_line, "files": file_line, "endpoints": endpoint_line}
@@ -32,27 +34,41 @@ def status(arguments: Sequence[str]) -> int:
     if "-h" in arguments or "--help" in arguments:
         print(HELP, end="")
         return 0
-    taken = take_options(arguments, ("run-dir",))
-    unknown = [word for word in taken.rest if word != "--json"]
-    if unknown or "run-dir" not in taken.options:
-        key, value, rule = "--run-dir", "", "must be given"
-        if unknown:
-            key, value, rule = "arguments", " ".join(unknown), "is not what this command takes"
-        raise ConfigError([Problem(key, value, rule, "Use --run-dir DIR [--json].")])
-    found = look_at(RunDir(Path(taken.options["run-dir"])))
-    if "--json" in taken.rest:
-        print(orjson.dumps({**asdict(found), "all_up": found.all_up()}, option=orjson.OPT_INDENT_2).decode())
+    asked = read_command(arguments, options=(), switches=("json",))
+    refuse_words(asked)
+    if "url" in asked.options:
+        return _of_url(asked)
+    if "run-dir" not in asked.options:
+        raise ConfigError([Problem("--run-dir", "", "must be given", "Use --run-dir DIR, or --url URL.")])
+    found = look_at(RunDir(Path(asked.options["run-dir"])))
+    _print(found, asked, {})
+    return 0 if found.all_up() else 1
+
+
+def _of_url(asked: Asked) -> int:
+    with told_errors() as code:
+        client = locate(asked)().client
+        assert client is not None
+        found, runs = look_at_url(client)
+        _print(found, asked, {"runs": runs})
+        if "json" not in asked.switches:
+            print("\n".join(map(run_line, runs)) if runs else "no run yet")
+    return code[0] if code else 0
+
+
+def _print(found: RunStatus, asked: Asked, more: Mapping[str, object]) -> None:
+    if "json" in asked.switches:
+        tree = {**asdict(found), **more, "all_up": found.all_up()}
+        print(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
     else:
         print(as_table(found, width=shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
-    return 0 if found.all_up() else 1
 
 
 def as_table(found: RunStatus, *, width: int | None) -> str:
     """For people. width: columns of their terminal; None: as wide as it needs to be."""
     if not found.run:
-        return "\n".join(
-            [f"metrics service of no run in {found.run_dir}", *_table(found.instances, width), *_sinks(found)]
-        )
+        where = f"at {found.run_dir}" if "://" in found.run_dir else f"of no run in {found.run_dir}"
+        return "\n".join([f"metrics service {where}", *_table(found.instances, width), *_sinks(found)])
     watched = f"supervised by pid {found.supervised_by}" if found.supervised_by else "not supervised by `furlong up`"
     lines = [f"run {found.run} in {found.run_dir}, {watched}", *_table([*found.instances, *found.engines], width)]
     lines += _sinks(found)

@@ -32,6 +32,11 @@ class Problem:
         return f"{head}: {self.rule}.{' ' + self.remedy if self.remedy else ''}"
 
 
+def refusal(text: str) -> str:
+    """How a command or a service says that it cannot run, whatever the reason."""
+    return "\n".join(["furlong: this cannot run:", *(f"  {line}" for line in text.splitlines())])
+
+
 class ConfigError(Exception):
     """The configuration cannot be used; `problems` says why, all of them at once."""
 

@@ -21,6 +21,15 @@ from furlong.config.sections import Also, RunConfig
 Tree = dict[str, Any]  # Any: what TOML or a flag may hold, before it is validated
 
 
+@dataclasses.dataclass(frozen=True)
+class OwnFlag:
+    """A flag of a command that is no field of a run: shown by --help and known to hints; the command takes it out."""
+
+    name: str
+    default: int | str
+    help: str
+
+
 def load_config(config_path: str | None, flags: Sequence[str], *, prog: str, description: str) -> RunConfig:
     """Read the file (if any), apply the flags, resolve and check.
 
@@ -38,14 +47,16 @@ def read_flags(
     prog: str,
     description: str,
     offered: Mapping[str, Container[str]] | None = None,
+    own: Sequence[OwnFlag] = (),
 ) -> Tree:
     """The tree of a file, with what the flags say laid over it; neither resolved nor checked between fields.
 
-    offered: the only sections and fields that are taken. None: all. Raises ConfigError and SystemExit as load_config.
+    offered: the only sections and fields that are taken. None: all. own: what the command has taken out of the flags.
+    Raises ConfigError and SystemExit as load_config.
     """
     _refuse_secrets(flags)
-    _refuse_unknown(flags)
-    return _parse_flags(tree, flags, prog=prog, description=description, offered=offered)
+    _refuse_unknown(flags, own)
+    return _parse_flags(tree, flags, prog=prog, description=description, offered=offered, own=own)
 
 
 def load_resolved(path: Path) -> RunConfig:
@@ -98,9 +109,9 @@ def _refuse_secrets(flags: Sequence[str]) -> None:
             raise ConfigError([Problem(name, "", "no flag takes a secret: a command line can be read by all", remedy)])
 
 
-def _refuse_unknown(flags: Sequence[str]) -> None:
+def _refuse_unknown(flags: Sequence[str], own: Sequence[OwnFlag]) -> None:
     """Words that are no flag and no flag's value, all at once, each with what was probably meant."""
-    known = _known_flags()
+    known = known_flags() | {flag.name: "value" for flag in own}
     problems = []
     flag, names_a_switch = "", False
     for word, following in zip(flags, [*flags[1:], ""], strict=False):
@@ -120,8 +131,8 @@ def _refuse_unknown(flags: Sequence[str]) -> None:
         raise ConfigError(problems)
 
 
-def _known_flags() -> dict[str, str]:
-    """Every flag, without its dashes, and whether it takes a value or is a switch."""
+def known_flags() -> dict[str, str]:
+    """Every flag of a run, without its dashes, and whether it takes a value or is a switch."""
     known = {"help": "switch"}
     for info in RunConfig.model_fields.values():
         for field, field_info in _section_class(info).model_fields.items():
@@ -190,6 +201,7 @@ def _parse_flags(
     prog: str,
     description: str,
     offered: Mapping[str, Container[str]] | None,
+    own: Sequence[OwnFlag],
 ) -> Tree:
     """The file's tree with the flags laid over it; only fields that were given are in it.
 
@@ -198,7 +210,7 @@ def _parse_flags(
     import tyro
 
     defaults = RunConfig.model_validate(tree)
-    sections = {}
+    sections = {"service": _own_section(own)} if own else {}
     for name, info in RunConfig.model_fields.items():
         if offered is not None and name not in offered:
             continue
@@ -218,6 +230,22 @@ def _parse_flags(
     root = dataclasses.make_dataclass("Flags", [(name, twin, twin()) for name, twin in sections.items()], frozen=True)
     parsed = tyro.cli(tyro.conf.OmitArgPrefixes[root], args=list(flags), prog=prog, description=description)
     return _overlay(tree, flags, parsed)
+
+
+def _own_section(own: Sequence[OwnFlag]) -> type:
+    import tyro
+
+    fields: list[Any] = [  # Any: make_dataclass's own form
+        (
+            flag.name,
+            Annotated[type(flag.default), tyro.conf.arg(help=flag.help)],  # type: ignore[invalid-annotation]
+            dataclasses.field(default=flag.default),
+        )
+        for flag in own
+    ]
+    section = dataclasses.make_dataclass("service", fields, frozen=True, kw_only=True)
+    section.__doc__ = "Where it listens, and what it keeps."
+    return section
 
 
 def _overlay(tree: Tree, flags: Sequence[str], parsed: object) -> Tree:

@@ -64,13 +64,22 @@ def test_first_line_says_where_it_is_and_what_to_do(alone: Alone) -> None:
 
 def test_second_service_in_a_folder_is_refused_naming_the_first(alone: Alone) -> None:
     done = furlong("metrics", "--port", "0", "--dir", str(alone.folder))
-    assert done.returncode == 2 and f"pid {alone.process.pid}" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and f"pid {alone.process.pid}" in done.stderr
+    assert done.stderr.startswith("furlong: this cannot run:\n  metrics folder") and len(done.stderr.splitlines()) == 2
 
 
 def test_taken_port_is_told(alone: Alone, tmp_path: Path) -> None:
     port = alone.http.rpartition(":")[2]
     done = furlong("metrics", "--port", port, "--dir", str(tmp_path / "other"))
     assert done.returncode == 2 and f":{port}" in done.stderr and "in use" in done.stderr
+    assert done.stderr.startswith("furlong: this cannot run:\n  cannot listen") and len(done.stderr.splitlines()) == 2
+    log = (tmp_path / "other" / "logs" / "metrics.jsonl").read_text()
+    assert "service_failed" in log
+
+
+def test_help_lists_its_own_flags() -> None:
+    said = furlong("metrics", "--help").stdout
+    assert all(f"│ --{name} " in said for name in ("port INT", "host STR", "dir STR"))
 
 
 def test_port_of_grpc_is_the_next_one(tmp_path: Path) -> None:
@@ -103,7 +112,8 @@ def two_free_ports() -> int:
         (["--port", "1", "--lr", "3"], "--lr"),
         (["--host", "0.0.0.0"], "loopback"),
         (["--port", "1", "--metrics-grpc-port", "1"], "metrics_grpc_port"),
-        (["--prot", "3"], "is not a flag"),
+        (["--prot", "3"], "Did you mean --port?"),
+        (["--port", "1", "--hots", "x"], "Did you mean --host?"),
         (["--wandb-key", "secret"], "no flag takes a secret"),
     ],
 )

@@ -17,6 +17,7 @@ from furlong.launch.lock import RunLock
 from furlong.launch.look import InstanceStatus, look_at
 from furlong.rundir import RunDir
 from tests.launch.runs import read, small_run
+from tests.metrics.asking import post
 from tests.metrics.running import MetricsProcess, until
 
 
@@ -127,3 +128,23 @@ def test_files_and_endpoints_are_asked_for(tmp_path: Path) -> None:
         assert status["files"][0]["num_lines"] == 2 and status["endpoints"][0]["num_readings"] == 0
     finally:
         service.end()
+
+
+def test_service_at_a_url_is_looked_at_with_its_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    service = MetricsProcess(tmp_path).start()
+    url = service.http
+    try:
+        record = {"event": "metrics", "run": "mine", "axis": "train/step", "step": 7, "values": {"a": 1}}
+        post(service.http, orjson.dumps(record))
+        until(service.rows, "the row")
+        assert main(["status", "--url", url]) == 0
+        said = capsys.readouterr().out
+        assert f"metrics service at {url}" in said and "run mine: train/step 7; last heard" in said
+        assert main(["status", "--url", url, "--json"]) == 0
+        tree = orjson.loads(capsys.readouterr().out)
+        assert tree["all_up"] and "mine" in [run["run"] for run in tree["runs"]]
+        assert tree["instances"][0]["details"]["num_rows"] >= 1
+    finally:
+        service.end()
+    assert main(["status", "--url", url]) == 5
+    assert main(["status", "--url", url, "--run-dir", str(tmp_path)]) == 2
