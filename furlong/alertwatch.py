@@ -5,10 +5,11 @@ Without a metrics service it waits and tries again; what began meanwhile and sti
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
+import orjson
 import structlog
 
 from furlong import addresses, rpc
@@ -22,6 +23,8 @@ STREAM_S = 3_600.0
 """A stream is opened anew after this: every call has an end."""
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 10.0
+UNWATCHED_KEY = "furlong-unwatched-bin"
+"""In the initial metadata: rules that the caller stops for and that the service does not watch, as a JSON list."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,17 @@ class AlertWatch:
         attempt: int,
         find_address: Callable[[], str | None],
         on_alert: Callable[[HeardAlert], object],
+        halt_on: Sequence[str] = (),
+        on_unwatched: Callable[[str, list[str]], object] | None = None,
     ) -> None:
-        """attempt: alerts of earlier ones are not heard. on_alert: called in the thread; must be quick."""
-        self._run_name, self._attempt = run, attempt
-        self._find_address, self._on_alert = find_address, on_alert
+        """attempt: alerts of earlier ones are not heard. on_alert: called in the thread; must be quick.
+
+        halt_on: rules that must be watched. on_unwatched: told, in the thread, the service's address and which of them
+        are not; again only when that changes.
+        """
+        self._run_name, self._attempt, self._halt_on = run, attempt, tuple(halt_on)
+        self._find_address, self._on_alert, self._on_unwatched = find_address, on_alert, on_unwatched
+        self._unwatched: list[str] = []
         self._after_id = 0
         self._heard: set[int] = set()
         self._closed = threading.Event()
@@ -69,7 +79,13 @@ class AlertWatch:
 
     @classmethod
     def for_run(
-        cls, config: RunConfig, run_dir: RunDir, *, attempt: int, on_alert: Callable[[HeardAlert], object]
+        cls,
+        config: RunConfig,
+        run_dir: RunDir,
+        *,
+        attempt: int,
+        on_alert: Callable[[HeardAlert], object],
+        on_unwatched: Callable[[str, list[str]], object] | None = None,
     ) -> "AlertWatch":
         """That of a run; the service's address is looked up anew for each stream."""
 
@@ -82,7 +98,14 @@ class AlertWatch:
                 return None
             return entry.grpc if entry else None
 
-        return cls(run=config.run.name, attempt=attempt, find_address=find_address, on_alert=on_alert)
+        return cls(
+            run=config.run.name,
+            attempt=attempt,
+            find_address=find_address,
+            on_alert=on_alert,
+            halt_on=config.metrics.halt_on,
+            on_unwatched=on_unwatched,
+        )
 
     def start(self) -> "AlertWatch":
         self._thread.start()
@@ -107,7 +130,7 @@ class AlertWatch:
 
     def _hear(self, address: str) -> None:
         request = metrics_pb2.WatchAlertsRequest(
-            run=self._run_name, after_id=self._after_id, attempt=max(0, self._attempt)
+            run=self._run_name, after_id=self._after_id, attempt=max(0, self._attempt), halt_on=self._halt_on
         )
         with rpc.channel(address) as channel:
             stream = metrics_pb2_grpc.MetricsStub(channel).WatchAlerts(request, timeout=STREAM_S)
@@ -115,14 +138,25 @@ class AlertWatch:
             if self._closed.is_set():
                 stream.cancel()
             try:
-                stream.initial_metadata()
+                metadata = dict(stream.initial_metadata())
                 self._backoff_s = FIRST_BACKOFF_S
+                self._take_unwatched(address, metadata.get(UNWATCHED_KEY))
                 for alert in stream:
                     self._take(alert)
             except grpc.RpcError as error:
                 log.debug("alert_stream_ended", address=address, reason=str(_code(error)))
             finally:
                 self._call = None
+
+    def _take_unwatched(self, address: str, said: str | bytes | None) -> None:
+        """None: a service that does not tell."""
+        try:
+            names = [name for name in self._halt_on if name in orjson.loads(said or b"[]")]
+            is_new, self._unwatched = names != self._unwatched, names
+            if names and is_new and self._on_unwatched is not None:
+                self._on_unwatched(address, names)
+        except Exception as error:  # who listens must not end the listening
+            log.warning("unwatched_rules_not_taken", error=repr(error))
 
     def _take(self, alert: metrics_pb2.Alert) -> None:
         """Once each: a stream that begins anew may tell again what still fires."""

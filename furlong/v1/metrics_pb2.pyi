@@ -133,14 +133,16 @@ class SinkStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., num_rows_behind: _Optional[int] = ..., last_error: _Optional[str] = ..., seconds_behind: _Optional[float] = ..., num_rows_refused: _Optional[int] = ...) -> None: ...
 
 class WatchAlertsRequest(_message.Message):
-    __slots__ = ("run", "after_id", "attempt")
+    __slots__ = ("run", "after_id", "attempt", "halt_on")
     RUN_FIELD_NUMBER: _ClassVar[int]
     AFTER_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    HALT_ON_FIELD_NUMBER: _ClassVar[int]
     run: str
     after_id: int
     attempt: int
-    def __init__(self, run: _Optional[str] = ..., after_id: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+    halt_on: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[str] = ..., after_id: _Optional[int] = ..., attempt: _Optional[int] = ..., halt_on: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Alert(_message.Message):
     __slots__ = ("id", "run", "rule", "state", "severity", "axis", "step", "summary", "remedy", "evidence", "at_us", "halt", "attempt", "diverged")

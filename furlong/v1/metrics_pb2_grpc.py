@@ -86,7 +86,8 @@ class MetricsServicer(object):
 
     def WatchAlerts(self, request, context):
         """The alerts of a run: first those that fire now and are younger than the caller's start, then each change as it
-        comes. The stream stays open until the caller or the service ends it.
+        comes. The stream stays open until the caller or the service ends it. The initial metadata tells with the key
+        "furlong-unwatched-bin" which rules of halt_on are not watched, as a JSON list of their names.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,7 +48,8 @@ class MetricsStub:
         furlong.v1.metrics_pb2.Alert,
     ]
     """The alerts of a run: first those that fire now and are younger than the caller's start, then each change as it
-    comes. The stream stays open until the caller or the service ends it.
+    comes. The stream stays open until the caller or the service ends it. The initial metadata tells with the key
+    "furlong-unwatched-bin" which rules of halt_on are not watched, as a JSON list of their names.
     """
 
 class MetricsAsyncStub:
@@ -81,7 +82,8 @@ class MetricsAsyncStub:
         furlong.v1.metrics_pb2.Alert,
     ]
     """The alerts of a run: first those that fire now and are younger than the caller's start, then each change as it
-    comes. The stream stays open until the caller or the service ends it.
+    comes. The stream stays open until the caller or the service ends it. The initial metadata tells with the key
+    "furlong-unwatched-bin" which rules of halt_on are not watched, as a JSON list of their names.
     """
 
 class MetricsServicer(metaclass=abc.ABCMeta):
@@ -122,7 +124,8 @@ class MetricsServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[furlong.v1.metrics_pb2.Alert], collections.abc.AsyncIterator[furlong.v1.metrics_pb2.Alert]]:
         """The alerts of a run: first those that fire now and are younger than the caller's start, then each change as it
-        comes. The stream stays open until the caller or the service ends it.
+        comes. The stream stays open until the caller or the service ends it. The initial metadata tells with the key
+        "furlong-unwatched-bin" which rules of halt_on are not watched, as a JSON list of their names.
         """
 
 def add_MetricsServicer_to_server(servicer: MetricsServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

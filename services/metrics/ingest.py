@@ -91,7 +91,7 @@ class MetricsServicer(metrics_pb2_grpc.MetricsServicer):
         if self.alerts is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "alerts are not watched yet")
             return
-        await context.send_initial_metadata(())
+        await context.send_initial_metadata(self.alerts.metadata(request))
         async for alert in self.alerts.watch(request, lambda: self._stopping):
             await context.write(alert)
 

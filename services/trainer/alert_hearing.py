@@ -14,7 +14,7 @@ CLOSE_S = 1.0
 
 @contextlib.contextmanager
 def hearing_alerts(context: ServiceContext, rows: RowWriter) -> Generator[None]:
-    """Alerts of this attempt are shown, and those of --halt-on request a stop."""
+    """Alerts of this attempt are shown, and those of --halt-on request a stop; what nobody watches is warned of."""
     config = context.config
     lines = AlertLines(
         rows,
@@ -22,7 +22,13 @@ def hearing_alerts(context: ServiceContext, rows: RowWriter) -> Generator[None]:
         halt_on=frozenset(config.metrics.halt_on),
         as_json=config.run.log_format == "json",
     )
-    watch = AlertWatch.for_run(config, context.run_dir, attempt=context.telemetry.attempt, on_alert=lines.take).start()
+    watch = AlertWatch.for_run(
+        config,
+        context.run_dir,
+        attempt=context.telemetry.attempt,
+        on_alert=lines.take,
+        on_unwatched=lines.take_unwatched,
+    ).start()
     try:
         yield
     finally:

@@ -1,5 +1,7 @@
 """Alerts at the trainer: lines under the rows, and the stop that --halt-on asks for. Pure but for `AlertLines`."""
 
+from collections.abc import Sequence
+
 import orjson
 import structlog
 
@@ -8,6 +10,8 @@ from furlong.process import ExitCode, StopSignal
 from services.trainer.row_writer import RowWriter
 
 log = structlog.get_logger()
+
+_UNWATCHED_REMEDY = "Start that service with --alert-rules of this run, and without --disable-alerts of these."
 
 
 class AlertLines:
@@ -25,6 +29,18 @@ class AlertLines:
             code = ExitCode.DIVERGED if alert.diverged else ExitCode.HALTED
             log.warning("run_halted", rule=alert.rule, alert=alert.alert_id, summary=alert.summary, exit_code=int(code))
             self._stop.request(f"alert {alert.rule}: {alert.summary}", code=code)
+
+    def take_unwatched(self, address: str, rules: Sequence[str]) -> None:
+        """The metrics service does not watch rules of --halt-on: say so now, since nothing will halt the run."""
+        named = ", ".join(rules)
+        summary = f"the metrics service at {address} does not watch {named}: --halt-on {named} will not stop the run"
+        log.warning("halt_rules_not_watched", rules=list(rules), address=address, remedy=_UNWATCHED_REMEDY)
+        if self._as_json:
+            tree = {"event": "halt_rules_not_watched", "rules": list(rules), "summary": summary}
+            self._rows.write(orjson.dumps({**tree, "remedy": _UNWATCHED_REMEDY}).decode())
+        else:
+            head = "[alert] warning halt_on "
+            self._rows.write(f"{head}| {_one_line(summary)}\n{' ' * len(head)}| {_UNWATCHED_REMEDY}")
 
 
 def text_lines(alert: HeardAlert, *, halts: bool) -> str:

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from furlong import rpc
-from furlong.alertwatch import AlertWatch, HeardAlert
+from furlong.alertwatch import UNWATCHED_KEY, AlertWatch, HeardAlert
 from furlong.v1 import metrics_pb2, metrics_pb2_grpc
 
 LIMIT_S = 10.0
@@ -33,7 +33,7 @@ class Service(metrics_pb2_grpc.MetricsServicer):
         self, request: metrics_pb2.WatchAlertsRequest, context: grpc.ServicerContext
     ) -> Iterator[metrics_pb2.Alert]:
         self.requests.append(request)
-        context.send_initial_metadata(())
+        context.send_initial_metadata(((UNWATCHED_KEY, b'["y", "other"]'),))
         context.add_callback(self.left.set)
         context.add_callback(lambda: self.alerts.put(None))
         self.watched.set()
@@ -102,6 +102,25 @@ def test_without_a_service_it_waits_and_closes_at_once(service: Service) -> None
     begun = time.monotonic()
     ear.watch.close(LIMIT_S)
     assert time.monotonic() - begun < 5 and service.left.wait(LIMIT_S)
+
+
+def test_rules_that_nobody_watches_are_told_once_over_new_streams(service: Service) -> None:
+    told: queue.Queue[tuple[str, list[str]]] = queue.Queue()
+    heard: queue.Queue[HeardAlert] = queue.Queue()
+    watch = AlertWatch(
+        run="r",
+        attempt=0,
+        find_address=lambda: service.server.address,
+        on_alert=heard.put,
+        halt_on=("x", "y"),
+        on_unwatched=lambda address, rules: told.put((address, rules)),
+    ).start()
+    assert told.get(timeout=LIMIT_S) == (service.server.address, ["y"])
+    service.alerts.put(None)  # the stream ends, and a new one is opened
+    service.alerts.put(alert(1))
+    assert heard.get(timeout=LIMIT_S).alert_id == 1
+    assert len(service.requests) == 2 and list(service.requests[0].halt_on) == ["x", "y"] and told.empty()
+    watch.close(LIMIT_S)
 
 
 def test_a_listener_that_raises_ends_nothing(service: Service) -> None:

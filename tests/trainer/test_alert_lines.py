@@ -86,3 +86,15 @@ def test_the_metrics_service_may_ask_for_the_stop_itself() -> None:
 def test_with_log_format_json_every_line_is_an_object() -> None:
     _, shown = taken(ALERT, OVER, as_json=True)
     assert [json.loads(line)["state"] for line in shown.splitlines()] == ["firing", "resolved"]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_rules_that_nobody_watches_are_told_with_a_remedy_and_halt_nothing(as_json: bool) -> None:
+    reader, writer = os.pipe()
+    stop, rows = StopSignal(), RowWriter(writer)
+    AlertLines(rows, stop, halt_on=frozenset(["mine"]), as_json=as_json).take_unwatched("127.0.0.1:9", ["mine"])
+    rows.close(5.0)
+    text = os.read(reader, 65536).decode()
+    assert "127.0.0.1:9 does not watch mine: --halt-on mine will not stop the run" in text and "--alert-rules" in text
+    assert not stop.requested.is_set()
+    assert (json.loads(text)["rules"] == ["mine"]) if as_json else text.startswith("[alert] warning halt_on |")

@@ -55,7 +55,7 @@ async def watching_alerts(parts: "Parts") -> AsyncGenerator[Alerts]:
     engine = AlertEngine(
         chosen, own_run=parts.context.config.run.name, reader=parts.reader, writer=parts.writer, sinks=sinks
     )
-    streams = AlertStreams(engine.ledger)
+    streams = AlertStreams(engine.ledger, chosen.rules.values())
     deliveries = [Delivery(target, engine.ledger, parts.writer) for target in _targets(parts)]
 
     def told(alerts: Sequence[Alert]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
+from furlong.alertwatch import UNWATCHED_KEY
 from furlong.v1 import metrics_pb2
 from services.metrics.alerts.targets import last_id
 from tests.metrics.running import LIMIT_S, MetricsProcess, batch, part, send, until
@@ -274,3 +275,11 @@ def test_a_killed_producer_is_told_as_gone(make: Make, tmp_path: Path) -> None:
     send(service, batch([beat], producer="r/rollout"))
     gone = next(stream)
     assert gone.rule == "service_gone" and "rollout" in gone.summary and gone.severity == "critical"
+
+
+def test_who_watches_is_told_at_once_which_rules_nobody_watches(make: Make) -> None:
+    service = make(disable_alerts=("loss_spike",)).start()
+    names = ("loss_spike", "loss_nonfinite", "mine")
+    stream = service.stub().WatchAlerts(metrics_pb2.WatchAlertsRequest(run="r", halt_on=names), timeout=LIMIT_S)
+    assert json.loads(dict(stream.initial_metadata())[UNWATCHED_KEY]) == ["loss_spike", "mine"]
+    stream.cancel()
