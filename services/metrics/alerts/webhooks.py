@@ -1,11 +1,5 @@
 """Alerts by HTTP: a plain JSON object, or the shape that Slack takes. A URL may be a secret and is never logged."""
 
-import asyncio
-import contextlib
-import threading
-import urllib.error
-import urllib.request
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,10 +7,9 @@ import orjson
 
 from services.metrics.alerts.alert import Alert, State
 from services.metrics.alerts.delivery import NotWanted
+from services.metrics.sinks.post import LATER, Poster, PostFailed
 
 TIMEOUT_S = 10.0
-TRY_AGAIN = (408, 425, 429)
-"""Refusals that pass; all others below 500 are for good."""
 
 
 class Webhook:
@@ -24,53 +17,20 @@ class Webhook:
 
     def __init__(self, name: str, url: str, *, slack: bool = False) -> None:
         self.name, self.timeout_s = name, TIMEOUT_S + 2.0
-        self._url, self._slack = url, slack
+        self._poster, self._slack = Poster(url, limit_s=TIMEOUT_S), slack
 
     async def send(self, alert: Alert) -> None:
-        """Post it, off the event loop. Raises NotWanted, OSError."""
+        """Post it. Raises NotWanted for what will never be taken, PostFailed."""
         body = slack_body(alert) if self._slack else plain_body(alert)
-        await in_daemon(lambda: self._post(orjson.dumps(body)))
-
-    def _post(self, body: bytes) -> None:
         headers = {"Content-Type": "application/json", "User-Agent": "furlong"}
-        request = urllib.request.Request(self._url, data=body, headers=headers, method="POST")
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                answer.read(1024)
-        except urllib.error.HTTPError as error:
-            with error:
-                said = error.read(200).decode(errors="replace")
-            if error.code < 500 and error.code not in TRY_AGAIN:
-                raise NotWanted(f"HTTP {error.code}: {said}") from None
-            raise OSError(f"HTTP {error.code}: {said}") from None
-        except urllib.error.URLError as error:
-            raise OSError(f"{error.reason}") from None  # the URL is not in it
-
-
-async def in_daemon(work: Callable[[], None]) -> None:
-    """Do it in a thread that an end of the process does not wait for. Raises what it raises."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def finish(error: Exception | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
-
-    def run() -> None:
-        error: Exception | None = None
-        try:
-            work()
-        except Exception as raised:  # handed to who waits
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(finish, error)
-
-    threading.Thread(target=run, name="alert-post", daemon=True).start()
-    await done
+            await self._poster.post(orjson.dumps(body), headers)
+        except PostFailed as error:
+            if 400 <= error.status < 500 and error.status not in LATER:
+                raise NotWanted(str(error)) from None
+            raise
+        finally:
+            await self._poster.close()  # alerts are rare
 
 
 def plain_body(alert: Alert) -> dict[str, Any]:

@@ -83,11 +83,12 @@ class Sender(Generic[Item]):
     async def send(self, pieces: Sequence[Sequence[Item]]) -> list[Refused]:
         """Post them all; what was refused for good. Raises PostFailed when something else is wrong."""
         refused: list[Refused] = []
+        refusal: Unacceptable | None = None
         for piece in pieces:
             found, error = await self._post(piece)
-            if error is not None and not self._took_any:
-                raise PostFailed(f"{error} (everything so far; nothing is left out before it has taken something)")
-            refused += found
+            refused, refusal = refused + found, error or refusal
+        if refusal is not None and not self._took_any:
+            raise PostFailed(f"{refusal} (everything so far; nothing is left out before it has taken something)")
         return refused
 
     async def close(self) -> None:

@@ -23,6 +23,9 @@ MAX_RETRY_AFTER_S = 300.0
 class PostFailed(Exception):
     """The other side did not take it; the text says why, without secrets."""
 
+    status = 0
+    """What it answered. 0: nothing."""
+
 
 class NotNow(PostFailed):
     """It says that a later try may do."""
@@ -97,13 +100,15 @@ class Poster:
             return
         said = self._secrets.redact(answer[:300].decode(errors="replace").strip())
         text = f"{self.where} answered {status}" + (f": {said}" if said else "")
+        failed = PostFailed(text)
         if 300 <= status < 400:
-            raise PostFailed(f"{self.where} answered {status}: redirects are not followed, give the final URL")
-        if status in REFUSALS:
-            raise Unacceptable(text)
-        if status in LATER or status >= 500:
-            raise NotNow(text, retry_after_s(response.headers.get("Retry-After", "")))
-        raise PostFailed(text)
+            failed = PostFailed(f"{self.where} answered {status}: redirects are not followed, give the final URL")
+        elif status in REFUSALS:
+            failed = Unacceptable(text)
+        elif status in LATER or status >= 500:
+            failed = NotNow(text, retry_after_s(response.headers.get("Retry-After", "")))
+        failed.status = status
+        raise failed
 
 
 def retry_after_s(header: str, now: float | None = None) -> float:

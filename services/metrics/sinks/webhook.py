@@ -8,6 +8,7 @@ out and counted. As long as nothing was ever taken, a refusal of everything is h
 configuration of the receiver, and nothing is left out.
 """
 
+import asyncio
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,8 @@ import orjson
 
 from furlong import __version__
 from furlong.config.destinations import url_problem
-from services.metrics.rows import Row
+from furlong.rundir import write_atomically
+from services.metrics.rows import Row, RowReader
 from services.metrics.sinks.post import Poster, PostFailed, Unacceptable
 from services.metrics.sinks.sink import Cursor, Refused, Sink, SinkContext, option_of
 
@@ -34,7 +36,8 @@ def make(options: Mapping[str, object], context: SinkContext) -> Sink[Row]:
         raise context.refuse("url", "[not shown]", problem)
     authorization = context.environment.get(AUTHORIZATION) or os.environ.get(AUTHORIZATION, "")
     headers = {"Authorization": authorization} if authorization else {}
-    return WebhookSink(Poster(url, headers=headers, limit_s=POST_LIMIT_S), folder=context.folder)
+    poster = Poster(url, headers=headers, limit_s=POST_LIMIT_S)
+    return WebhookSink(poster, folder=context.folder, reader=context.reader)
 
 
 class WebhookSink(Sink[Row]):
@@ -44,28 +47,40 @@ class WebhookSink(Sink[Row]):
     write_timeout_s = 600.0  # a batch may be halved many times; each POST has its own limit
     finish_timeout_s = 10.0
 
-    def __init__(self, poster: Poster, *, folder: Path) -> None:
-        self._poster, self._folder = poster, folder
+    def __init__(self, poster: Poster, *, folder: Path, reader: RowReader) -> None:
+        self._poster, self._folder, self._reader = poster, folder, reader
         self._identity = ""
         self._tried = (0, 0)
         self._took_any = False
         self._refused: list[Refused] = []
 
     async def start(self, durable: Cursor) -> Cursor:
-        """Find out which rows were under way."""
+        """Rows of a try that had no answer go once more as they were, so that the key says the same."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._identity = _identity(self._folder / "identity")
         self._tried = _read_span(self._folder / "tried")
-        return durable
+        first, last = self._tried
+        rows = await asyncio.to_thread(self._reader.after, durable.row_id, last - first + 1) if last else []
+        if not rows or (rows[0].row_id, rows[-1].row_id) != self._tried:
+            return durable
+        try:
+            await self._poster.post(*self._request(rows))
+        except Unacceptable:
+            return durable  # `write` finds out which of them it is
+        self._took_any = True
+        return Cursor(last)
 
     async def write(self, rows: Sequence[Row]) -> Cursor:
-        """Post them; rows of a try that had no answer go once more as they were, so that the key says the same."""
+        """Post them."""
         self._refused = []
-        first, last = self._tried
-        again = [row for row in rows if row.row_id <= last] if rows[0].row_id == first else []
-        for batch in (again, rows[len(again) :]):
-            for piece in _pieces(batch):
-                await self._post(piece, whole=True)
+        refusal: Unacceptable | None = None
+        for piece in _pieces(rows):
+            self._tried = (piece[0].row_id, piece[-1].row_id)
+            write_atomically(self._folder / "tried", b"%d %d" % self._tried)
+            refusal = await self._post(piece) or refusal
+        if refusal is not None and not self._took_any:
+            self._tried = (0, 0)
+            raise PostFailed(f"{refusal} (every row so far; nothing is left out before it has taken one)")
         return Cursor(rows[-1].row_id, refused=tuple(self._refused))
 
     async def finish(self) -> Cursor | None:
@@ -77,36 +92,29 @@ class WebhookSink(Sink[Row]):
         """Close the connections."""
         await self._poster.close()
 
-    async def _post(self, rows: Sequence[Row], *, whole: bool) -> None:
-        span = (rows[0].row_id, rows[-1].row_id)
-        if whole:
-            self._tried = span
-            (self._folder / "tried").write_text(f"{span[0]} {span[1]}")
+    async def _post(self, rows: Sequence[Row]) -> Unacceptable | None:
+        """Halve what is refused; one row alone is left out. The refusal, if there was one."""
+        try:
+            await self._poster.post(*self._request(rows))
+        except Unacceptable as error:
+            if len(rows) == 1:
+                self._refused.append(Refused(rows[0].row_id, str(error)))
+            else:
+                middle = len(rows) // 2
+                await self._post(rows[:middle])
+                await self._post(rows[middle:])
+            return error
+        self._took_any = True
+        return None
+
+    def _request(self, rows: Sequence[Row]) -> tuple[bytes, dict[str, str]]:
+        """Body and headers."""
         body = b'{"sink":%s,"rows":[%s]}' % (orjson.dumps(self._identity), b",".join(map(_numbered, rows)))
-        headers = {
+        return body, {
             "Content-Type": "application/json",
-            "Idempotency-Key": f"{self._identity}-{span[0]}-{span[1]}",
+            "Idempotency-Key": f"{self._identity}-{rows[0].row_id}-{rows[-1].row_id}",
             "User-Agent": f"furlong/{__version__}",
         }
-        try:
-            await self._poster.post(body, headers)
-            self._took_any = True
-        except Unacceptable as error:
-            await self._part(rows, error, whole=whole)
-
-    async def _part(self, rows: Sequence[Row], error: Unacceptable, *, whole: bool) -> None:
-        """Halve what was refused; one row alone is left out."""
-        before = len(self._refused)
-        if len(rows) == 1:
-            self._refused.append(Refused(rows[0].row_id, str(error)))
-        else:
-            middle = len(rows) // 2
-            await self._post(rows[:middle], whole=False)
-            await self._post(rows[middle:], whole=False)
-        if whole and not self._took_any:
-            del self._refused[before:]
-            self._tried = (0, 0)
-            raise PostFailed(f"{error} (every row so far; nothing is left out before it has taken one)")
 
 
 def _pieces(rows: Sequence[Row]) -> list[Sequence[Row]]:
@@ -129,8 +137,8 @@ def _numbered(row: Row) -> bytes:
 
 def _identity(path: Path) -> str:
     """Of this sink, for ever: row numbers of two services must not be taken for one another."""
-    if not path.exists():
-        path.write_text(secrets.token_hex(8))
+    if not path.exists() or not path.read_text().strip():
+        write_atomically(path, secrets.token_hex(8).encode())
     return path.read_text().strip()
 
 

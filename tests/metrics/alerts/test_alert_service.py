@@ -140,6 +140,8 @@ class Hook:
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.answers: list[int] = []
+        self.num_got = 0
+        """GETs: what follows a redirect."""
         hook = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -149,6 +151,13 @@ class Hook:
                 if code == 200:
                     hook.bodies.append(body)
                 self.send_response(code)
+                if 300 <= code < 400:
+                    self.send_header("Location", "/elsewhere")
+                self.end_headers()
+
+            def do_GET(self) -> None:
+                hook.num_got += 1
+                self.send_response(200)
                 self.end_headers()
 
             def log_message(self, format: str, *arguments: object) -> None: ...
@@ -195,6 +204,20 @@ def test_an_alert_that_a_webhook_never_takes_is_left_out(make: Make, hook: Hook)
     send(service, batch([step(1, "NaN"), *good(2, 20)]))
     until(lambda: len(hook.bodies) == 1, "the second alert")
     assert hook.bodies[0]["state"] == "resolved"
+
+
+def test_a_webhook_that_redirects_has_not_taken_the_alert(make: Make, hook: Hook) -> None:
+    hook.answers = [302, 301]
+    service = make(alert_webhook=hook.url).start()
+    send(service, batch([step(1, "NaN")]))
+    until(lambda: hook.bodies, "the alert, once the address is right")
+    assert (len(hook.bodies), hook.answers, hook.num_got) == (1, [], 0)
+
+
+def test_the_environments_proxy_is_not_for_a_webhook_on_this_machine(make: Make, hook: Hook) -> None:
+    service = make(alert_webhook=hook.url, environment={"http_proxy": "http://127.0.0.1:9"}).start()
+    send(service, batch([step(1, "NaN")]))
+    until(lambda: hook.bodies, "the alert")
 
 
 @pytest.mark.slow

@@ -3,9 +3,11 @@
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from services.metrics.sinks import webhook
 from services.metrics.sinks.post import is_loopback, retry_after_s, shown
 from tests.metrics.running import MetricsProcess, batch, part, send, until
 from tests.metrics.sinks.receiver import Receiver, Reply, Request, receiving
@@ -140,3 +142,38 @@ def test_only_the_place_of_a_url_is_shown() -> None:
         True,
         False,
     ]
+
+
+@pytest.mark.slow
+def test_rows_whose_answer_was_lost_come_again_under_their_key_after_a_kill(make: Make) -> None:
+    answers = [Reply(), *[Reply(500)] * 30]
+    with receiving(lambda request: answers.pop(0) if answers else Reply()) as receiver:
+        service = make(metrics_webhook=receiver.url).start()
+        post_rows(service, 1)
+        until(lambda: receiver.taken, "the first row")
+        post_rows(service, 600, first=2)
+        until(lambda: any(len(rows_in(request)) > 16 for request in receiver.requests), "a large POST", limit_s=30)
+        lost = receiver.requests[-1]
+        service.kill()
+        answers.clear()
+        service.start()
+        until(lambda: len(steps_at(receiver)) >= 601, "all rows")
+        again = receiver.taken[1]
+        assert again.headers["idempotency-key"] == lost.headers["idempotency-key"]
+        assert (again.body, steps_at(receiver)) == (lost.body, list(range(1, 602)))
+
+
+@pytest.mark.slow
+def test_refused_rows_that_come_first_after_a_restart_hold_up_none_behind_them(make: Make) -> None:
+    with receiving(lambda request: Reply(413) if b'"train/huge"' in request.body else Reply()) as receiver:
+        service = make(metrics_webhook=receiver.url).start()
+        huge: dict[str, object] = {f"train/{'k' * 200}{n}": ["last", n] for n in range(10_000)}
+        huge["train/huge"] = ["last", 1]
+        send(service, batch([part(1, huge), part(2, huge), part(3, {"train/loss": ["last", 3]})]))
+        until(lambda: steps_at(receiver) == [3], "the row behind those that are refused")
+        until(lambda: sink_of(service).num_rows_refused == 2, "two rows counted")  # type: ignore[attr-defined]
+
+
+def test_identity_that_a_full_disk_left_empty_is_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "identity").touch()
+    assert len(webhook._identity(tmp_path / "identity")) == 16
