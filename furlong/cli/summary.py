@@ -92,7 +92,9 @@ def _not_taken_in(config: RunConfig, run_dir: RunDir, ending: Ending) -> list[tu
     what = f"{num_kept} records of {', '.join(sorted(kept))} wait in {run_dir.spool}" if kept else "rows may be missing"
     why = f", since {ending.metrics}" if ending.metrics else ""
     if config.metrics.metrics_addr:
-        remedy = f"the run's next start hands them to {config.metrics.metrics_addr}"
+        remedy = (
+            f"the same `furlong up` again, also of a run that is done: it hands them to {config.metrics.metrics_addr}"
+        )
     else:
         command = shlex.join(["furlong", "metrics", "--config", str(run_dir.config)])
         remedy = f"{command}; Ctrl-C ends it once all is in metrics.jsonl and the sinks"

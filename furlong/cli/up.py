@@ -33,6 +33,8 @@ DESCRIPTION = """Start metrics, router, rollout and trainer on this machine, wat
 Ctrl-C once: finish the iteration, save a checkpoint, stop. Twice: stop at once. The same command goes on from there."""
 LEFTOVER_S = 10.0
 """How long processes of an earlier, killed run may take to vanish."""
+HAND_OVER_S = 15.0
+"""How long the records that a shared metrics service has not taken yet may take to reach it at the end."""
 
 
 def up(arguments: Sequence[str]) -> int:
@@ -83,6 +85,10 @@ def _supervise(
         on_stopping=lock.record_stopping,
     )
     ending = supervisor.run()
+    if config.metrics.metrics_addr:  # its own service collects them by itself
+        from furlong.handover import hand_over  # gRPC, which nothing before needs
+
+        hand_over(run_dir.spool, config.metrics.metrics_addr, timeout_s=HAND_OVER_S)
     for line in closing_lines(config, run_dir, ending, seconds=time.monotonic() - began, again=again):
         output.line(f"[up] {line}")
     output.flush(timeout_s=2.0)
