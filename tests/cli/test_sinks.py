@@ -154,3 +154,12 @@ def test_two_sinks_never_write_one_file(service: MetricsProcess, furlong: Callab
 def test_a_sink_cannot_take_the_name_of_the_alerts_place(furlong: Callable[..., tuple[int, str, str]]) -> None:
     code, _, error = furlong("sinks", "add", "jsonl", "--name", "alerts", "--option", "path=copy.jsonl")
     assert (code != 0, "alerts" in error) == (True, True)
+
+
+def test_no_part_of_a_url_that_may_be_secret_is_listed(furlong: Callable[..., tuple[int, str, str]]) -> None:
+    url = "http://user:T0ken1@127.0.0.1:9/hook/T0ken2?key=T0ken3"
+    assert furlong("sinks", "add", "webhook", "--name", "hook", "--option", f"url={url}")[0] == 0
+    listed = furlong("sinks")[1] + furlong("sinks", "--json")[1]
+    assert "url=http://127.0.0.1:9" in listed
+    assert "T0ken" not in listed
+    furlong("sinks", "remove", "hook")

@@ -22,6 +22,7 @@ from furlong.rundir import RunDir
 from services.metrics.rows import RowReader
 from services.metrics.sinks.kinds import KINDS, Kind, kind_of, make_sink
 from services.metrics.sinks.places import Places
+from services.metrics.sinks.post import shown
 from services.metrics.sinks.sink import Cursor, Sink, SinkContext, SinkSpec
 from services.metrics.sinks.source import BatchSource, RowSource
 from services.metrics.sinks.task import SinkState, SinkTask
@@ -294,10 +295,9 @@ class SinkManager:
         return KINDS[self._specs[name].kind]
 
     def _shown(self, value: object) -> object:
-        """An option without what may be secret in it: what stands before the host or after the path of a URL."""
+        """An option without what may be secret in it: of a URL all but scheme, host and port."""
         if isinstance(value, str) and "://" in value:
-            value = re.sub(r"//[^/@\s]*@", "//[redacted]@", value)
-            value = re.sub(r"\?.*$", "?[redacted]", value)
+            value = shown(value)
         return self._secrets.redact_tree(value)
 
     def _stored(self) -> list[SinkSpec]:
