@@ -23,6 +23,8 @@ from furlong.launch.readiness import Progress, ReadinessWatch, Ready
 from furlong.process import STARTED_AGAIN, ExitCode
 from furlong.rundir import RunDir
 
+ECHO_S = 0.2
+"""A signal so soon after one is the same: a wrapper (`timeout`, a job runner) passes on what the terminal sent too."""
 METRICS = "metrics"
 POLL_S = 0.05
 SETTLE_S = 0.6
@@ -100,6 +102,7 @@ class Supervisor:
         self._readiness: ReadinessWatch | None = None
         self._waiting_for: set[str] = set()
         self._num_signals = 0
+        self._signalled_at = 0.0
         self._stopping = False
         self._began = time.monotonic()
         self._keeper = Keeper(start_again=self._start_again, say=self._say, kept_in=run_dir.spool)
@@ -198,7 +201,10 @@ class Supervisor:
         return any(child.plan.instance in self._waiting_for for child in self._of("trainer"))
 
     def _on_signal(self, number: signal.Signals) -> None:
-        self._num_signals += 1
+        now = time.monotonic()
+        if self._num_signals and now - self._signalled_at < ECHO_S:
+            return
+        self._num_signals, self._signalled_at = self._num_signals + 1, now
         if self._num_signals > 1 and number != signal.SIGHUP:
             self._say(f"{number.name} again: ending everything at once")
             raise _StopAtOnce

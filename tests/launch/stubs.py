@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from furlong.launch.lock import read_started
+from furlong.launch.supervisor import ECHO_S
 from furlong.rundir import RunDir
 
 RUN = Path(__file__).with_name("stub_run.py")
@@ -71,6 +73,11 @@ class StubRun:
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
+
+    def send_again(self, number: signal.Signals) -> None:
+        """A second signal, late enough to count as one of its own."""
+        threading.Event().wait(ECHO_S + 0.1)
+        self.send(number)
 
     def end(self) -> int:
         """Wait for its end; the exit code. What it printed is in `output`."""

@@ -157,7 +157,7 @@ def test_stops_are_heard_while_metrics_is_away(start: Start) -> None:
     run.wait_for("starting it again")
     run.send(signal.SIGINT)
     run.wait_for("Once more")
-    run.send(signal.SIGINT)
+    run.send_again(signal.SIGINT)
     assert run.end() == ExitCode.KILLED, run.output
     assert all_gone(run.pids(), within_s=1)
 

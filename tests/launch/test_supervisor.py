@@ -86,12 +86,20 @@ def test_crash_in_a_run_directory_that_is_gone_is_still_named(start: Start) -> N
     assert "router was ended by SIGKILL" in run.output and all_gone(pids)
 
 
+def test_signal_that_a_wrapper_passes_on_too_counts_once(start: Start) -> None:
+    run = start(trainers=["--drain-s 0.5"]).wait_ready()
+    run.send(signal.SIGINT)
+    run.wait_for("Once more")
+    run.send(signal.SIGINT)
+    assert run.end() == ExitCode.DRAINED, run.output
+
+
 def test_second_signal_kills_all_at_once(start: Start) -> None:
     run = start(trainers=["--drain-s 60"], rollout="--engine loose", drain_s=60).wait_ready()
     pids = run.pids()
     run.send(signal.SIGINT)
     run.wait_for("Once more")
-    run.send(signal.SIGINT)
+    run.send_again(signal.SIGINT)
     assert run.end() == ExitCode.KILLED, run.output
     assert len(pids) == 5 and all_gone(pids, within_s=1)
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import psutil
 
 from furlong.launch.checkpoints import newest_checkpoint
 from furlong.launch.rows import Row, read_rows
+from furlong.launch.supervisor import ECHO_S
 from furlong.rundir import RunDir
 from tests.processes import left_after
 
@@ -80,6 +82,11 @@ class Up:
     def send(self, number: signal.Signals) -> "Up":
         self.process.send_signal(number)
         return self
+
+    def send_again(self, number: signal.Signals) -> "Up":
+        """A second signal, late enough to count as one of its own."""
+        threading.Event().wait(ECHO_S + 0.1)
+        return self.send(number)
 
     def end(self, *, limit_s: float = LIMIT_S) -> int:
         """Wait for its end; the exit code."""

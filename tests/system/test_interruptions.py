@@ -31,7 +31,7 @@ def test_one_ctrl_c_saves_and_the_same_command_goes_on(start: Start, whole_run: 
 
 
 def test_two_ctrl_c_end_everything_at_once(start: Start) -> None:
-    up = start().wait_for("iter 1/4").send(signal.SIGINT).wait_for("Once more").send(signal.SIGINT)
+    up = start().wait_for("iter 1/4").send(signal.SIGINT).wait_for("Once more").send_again(signal.SIGINT)
     assert up.end(limit_s=5) == ExitCode.KILLED, up.told()
     assert up.left_running(within_s=1) == []
 
