@@ -15,6 +15,8 @@ from services.metrics.writer import Committed
 
 MAX_QUEUED_BYTES = 16 * 1024 * 1024
 MAX_QUEUED_ITEMS = 4096
+TAKE_BYTES = 512 * 1024
+"""At a time: what a listener has taken and cannot get rid of is its own, while what waits is shared by all of them."""
 MAX_LISTENERS = 100
 
 
@@ -46,18 +48,28 @@ class Listener:
         self.closed = False
 
     async def next(self, timeout_s: float) -> tuple[int, list[Item]]:
-        """How many items were lost before, and all that wait; nothing when the time is up, or the feed has closed."""
+        """How many items were lost before, and the oldest that wait, about TAKE_BYTES of them; nothing when the time is
+        up, or the feed has closed."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._has_some.wait(), timeout_s)
-        self._has_some.clear()
-        lost, items = self._num_lost, [item for item, _ in self._items]
-        self.drop_all()
+        lost, self._num_lost = self._num_lost, 0
+        items: list[Item] = []
+        taken = 0
+        while self._items and taken < TAKE_BYTES:
+            item, size = self._items.popleft()
+            items.append(item)
+            taken += size
+        self._size_bytes -= taken
+        if not self._items:
+            self._has_some.clear()
         return lost, items
 
     def drop_all(self) -> None:
         """Forget what waits; it is read from the store."""
         self._items.clear()
         self._size_bytes = self._num_lost = 0
+        if not self.closed:
+            self._has_some.clear()
 
     def put(self, item: Item, size_bytes: int) -> None:
         """Add one, at the cost of the oldest."""

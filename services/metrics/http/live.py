@@ -6,6 +6,7 @@ header Last-Event-ID) is shown everything since, from the store, and then what c
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Annotated
 
@@ -25,7 +26,8 @@ PING_S = 15
 SEND_BYTES = 64 * 1024
 SEND_TIMEOUT_S = 300.0
 OFF_LOOP_RECORDS = 200
-"""More are looked at on a thread."""
+"""More are looked at on a thread: one for all clients, so that many leave the processor and the pool to others."""
+_beside = ThreadPoolExecutor(1, thread_name_prefix="live")
 
 
 class Stream:
@@ -69,7 +71,8 @@ class Stream:
 
     async def _wanted_of(self, items: list[Item]) -> list[bytes]:
         if sum(len(item.bodies) if isinstance(item, StoredBatch) else 1 for item in items) > OFF_LOOP_RECORDS:
-            return await asyncio.to_thread(lambda: list(_chunks(self._events_of(items))))
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(_beside, lambda: list(_chunks(self._events_of(items))))
         return list(_chunks(self._events_of(items)))
 
     def _events_of(self, items: Iterable[Item]) -> Iterator[Event]:
