@@ -111,7 +111,7 @@ def test_killed_metrics_is_started_again_and_drains_last(start: Start) -> None:
 
 
 def test_metrics_killed_while_it_drains_is_started_again_for_it(start: Start) -> None:
-    run = start(metrics="--drain-s 1.5", trainers=["--ends-with 0 --after-s 0.1"]).wait_ready()
+    run = start(metrics="--drain-s 3", trainers=["--ends-with 0 --after-s 1.5"]).wait_ready()
     until((run.run_dir.root / "metrics.draining").exists, "metrics drains")
     os.kill(run.pids()["metrics"], signal.SIGKILL)
     assert run.end() == ExitCode.DONE, run.output
@@ -120,7 +120,7 @@ def test_metrics_killed_while_it_drains_is_started_again_for_it(start: Start) ->
 
 
 def test_metrics_that_refuses_to_go_on_is_left_and_the_run_is_done(start: Start) -> None:
-    run = start(metrics="--ends-with 2 --after-s 0.1", trainers=["--ends-with 0 --after-s 3"])
+    run = start(metrics="--ends-with 2 --after-s 1.5", trainers=["--ends-with 0 --after-s 6"])
     assert run.end() == ExitCode.DONE, run.output
     assert "metrics ended with exit code 2 (BAD_CONFIG) and is not started again" in run.output
     assert run.output.count("metrics ready at") == 1 and all_gone(run.pids())
