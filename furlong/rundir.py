@@ -87,7 +87,7 @@ class RunDir:
         return self
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Replace the file's content: a reader sees the old or the new, also after a crash or a power cut."""
     handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -95,7 +95,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(scratch, 0o644)
+        os.chmod(scratch, mode)
         os.replace(scratch, path)
     except BaseException:
         Path(scratch).unlink(missing_ok=True)

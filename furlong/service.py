@@ -69,7 +69,7 @@ def start(
     if (
         not alone and not run_dir.config.exists()
     ):  # `furlong up` writes it; services that are started one by one do here
-        write_atomically(run_dir.config, to_toml(config).encode())
+        write_atomically(run_dir.config, to_toml(config).encode(), mode=0o600)
     telemetry = Telemetry.for_run(config, run_dir, service=service, instance=instance)
     logs.configure(
         run=config.run.name,

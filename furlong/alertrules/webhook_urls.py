@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from furlong.config.destinations import given_url_problem
 from furlong.config.errors import Problem
 
 SLACK_VARIABLE = "FURLONG_SLACK_WEBHOOK_URL"
@@ -20,8 +21,7 @@ def slack_url(file: str, environment: Mapping[str, str] = os.environ) -> str:
 def check_webhooks(webhook: str, slack_file: str, environment: Mapping[str, str] = os.environ) -> list[Problem]:
     """What is wrong with the addresses. Sends nothing; no URL of Slack is in what it says."""
     problems = []
-    if webhook and not _is_url(webhook):
-        rule = "must be a URL that begins with http:// or https://"
+    if webhook and (rule := given_url_problem(webhook)):
         problems.append(Problem("metrics.alert_webhook", "(not shown)", rule, "Give the whole URL."))
     try:
         url = slack_url(slack_file, environment)

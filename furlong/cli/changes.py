@@ -5,6 +5,8 @@ from pathlib import Path
 
 from furlong.config import RunConfig, to_toml
 
+_URLS = {("metrics", name) for name in ("metrics_webhook", "otlp_endpoint", "alert_webhook", "mlflow_tracking_uri")}
+
 
 def changed_values(earlier_path: Path, config: RunConfig) -> list[str]:
     """`section.key: OLD -> NEW` for each value that differs. An unreadable earlier file is one such line."""
@@ -18,7 +20,9 @@ def changed_values(earlier_path: Path, config: RunConfig) -> list[str]:
         before, after = earlier.get(section, {}), now.get(section, {})
         for key in sorted(before.keys() | after.keys()):
             if before.get(key) != after.get(key):
-                changes.append(f"{section}.{key}: {_shown(before.get(key))} -> {_shown(after.get(key))}")
+                hidden = (section, key) in _URLS  # a path or a query may be a secret
+                values = "" if hidden else f": {_shown(before.get(key))} -> {_shown(after.get(key))}"
+                changes.append(f"{section}.{key}{values}")
     return changes
 
 

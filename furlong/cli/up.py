@@ -74,7 +74,7 @@ def _supervise(
     for line in _opening_lines(config, run_dir):
         output.line(f"[up] {line}")
     with _writing_into(run_dir):
-        write_atomically(run_dir.config, to_toml(config).encode())
+        write_atomically(run_dir.config, to_toml(config).encode(), mode=0o600)
     adopt_orphans()
     supervisor = Supervisor(
         plans,

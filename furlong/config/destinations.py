@@ -1,16 +1,30 @@
-"""What the places must look like that rows go to and that lines come from. Nothing is resolved, asked or opened.
+"""What the places must look like that rows go to and that lines come from. Nothing is resolved or asked, and
+nothing opened but the files that hold URLs.
 
 The flags are checked here, before anything starts; sinks that are added live are checked with the same functions.
 """
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from furlong.config.errors import Problem
 from furlong.config.sections import MetricsSection
 
 _HIDDEN = "(not shown)"  # a path or a query may be a secret
+
+
+def url_of(given: str) -> str:
+    """The URL itself; of `@FILE` the one that stands in the file. Raises ValueError naming the file that cannot be
+    read."""
+    if not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ValueError(f"names {given[1:]}, which cannot be read: {why}") from error
 
 
 def url_problem(url: str) -> str:
@@ -23,6 +37,14 @@ def url_problem(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return "must be a URL such as http://host:4318"
     return ""
+
+
+def given_url_problem(given: str) -> str:
+    """What is wrong with a URL, or `@FILE`, of a flag. Empty: nothing. Reads the file."""
+    try:
+        return url_problem(url_of(given))
+    except ValueError as error:
+        return str(error)
 
 
 def host_and_port(addr: str) -> tuple[str, int] | None:
@@ -56,7 +78,7 @@ def check_destinations(metrics: MetricsSection) -> list[Problem]:
             Problem("metrics.statsd_addr", metrics.statsd_addr, "must be HOST:PORT", "Such as 127.0.0.1:8125.")
         )
     for name in ("otlp_endpoint", "metrics_webhook"):
-        if (url := getattr(metrics, name)) and (rule := url_problem(url)):
+        if (url := getattr(metrics, name)) and (rule := given_url_problem(url)):
             found.append(Problem(f"metrics.{name}", _HIDDEN, rule))
     uri = metrics.mlflow_tracking_uri
     if uri.startswith("http") and (rule := url_problem(uri)):

@@ -341,7 +341,7 @@ class MetricsSection(Section):
     """Base URL of an OpenTelemetry collector (OTLP over HTTP) that gets rows as metrics and log lines as logs. Headers
     come from OTEL_EXPORTER_OTLP_HEADERS."""
     metrics_webhook: str = ""
-    """URL that gets every row as JSON by POST."""
+    """URL that gets every row as JSON by POST. @FILE: the URL stands in that file, where a secret in it is safe."""
     metrics_sink: tuple[str, ...] = ()
     """Sinks of your own, as `pkg.mod.Class`: init, write rows, flush, close."""
     metrics_sink_memory_bytes: Annotated[int, Field(ge=0)] = 2 * 1024 * 1024 * 1024
@@ -365,7 +365,7 @@ class MetricsSection(Section):
     halt_on: tuple[str, ...] = ()
     """Names of alert rules that stop the run when they fire."""
     alert_webhook: str = ""
-    """URL that gets every alert as JSON by POST."""
+    """URL that gets every alert as JSON by POST. @FILE: the URL stands in that file."""
     alert_slack_webhook_file: str = ""
     """File that holds the URL of a Slack webhook that gets every alert. The variable FURLONG_SLACK_WEBHOOK_URL does the
     same."""

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any  # Any: what a coroutine is sent
@@ -42,6 +43,8 @@ from services.metrics.writer import Committed, Writer
 log = structlog.get_logger()
 
 STORE_NAME = "metrics.db"
+NUM_THREADS = 32
+"""Started when they are needed."""
 OPEN_AGAIN_S = 0.5
 
 
@@ -83,6 +86,8 @@ class Parts:
 @contextlib.asynccontextmanager
 async def running(context: ServiceContext, *, alone: bool = False) -> AsyncGenerator[Parts]:
     """The whole service, SERVING while entered."""
+    # a name server that hangs, asked by one sink, must not take the threads that the others read and write with
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="worker"))
     async with contextlib.AsyncExitStack() as stack:
         parts = await stack.enter_async_context(_store(context, alone=alone))
         servicer = MetricsServicer(parts.writer, parts.reader, parts.sinks)

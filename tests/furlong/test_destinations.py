@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from furlong.config import RunConfig
-from furlong.config.destinations import check_destinations, host_and_port
+from furlong.config.destinations import check_destinations, host_and_port, url_of
 from furlong.config.rules import check_metrics
 from furlong.config.sections import MetricsSection, RunSection
 
@@ -48,3 +48,13 @@ def test_rules_of_alerts_are_refused_where_a_shared_service_has_them(tmp_path: P
     assert told(alert_webhook="http://h/x") == ["metrics.alert_webhook"]
     assert told(alert_rules="rules.toml") == ["metrics.alert_rules"]
     assert told(alert_rules="rules.toml", halt_on=("mine",)) == []
+
+
+def test_url_that_stands_in_a_file_is_read_and_a_missing_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "url").write_text("https://example.org/hook/secret-part\n")
+    (tmp_path / "bad").write_text("nothing")
+    assert url_of(f"@{tmp_path}/url") == "https://example.org/hook/secret-part"
+    assert not check_destinations(MetricsSection(metrics_webhook=f"@{tmp_path}/url"))
+    (missing,) = check_destinations(MetricsSection(metrics_webhook=f"@{tmp_path}/none"))
+    assert "none, which cannot be read: No such file" in str(missing)
+    assert check_destinations(MetricsSection(metrics_webhook=f"@{tmp_path}/bad"))

@@ -11,6 +11,7 @@ import orjson
 from furlong.alertrules import choose_rules
 from furlong.alertrules.webhook_urls import check_webhooks, slack_url
 from furlong.config import ConfigError
+from furlong.config.destinations import url_of
 from services.metrics.alerts.alert import Alert, State
 from services.metrics.alerts.core import SinkFacts
 from services.metrics.alerts.delivery import Delivery, FunctionTarget, NotWanted, Target
@@ -84,7 +85,7 @@ def _targets(parts: "Parts") -> list[Target]:
     metrics, run_dir = parts.context.config.metrics, parts.context.run_dir
     targets: list[Target] = [LogTarget(), FileTarget(run_dir.alerts)]
     if metrics.alert_webhook:
-        targets.append(Webhook("webhook", metrics.alert_webhook))
+        targets.append(Webhook("webhook", url_of(metrics.alert_webhook)))
     if url := slack_url(metrics.alert_slack_webhook_file):
         targets.append(Webhook("slack", url, slack=True))
     targets.append(FunctionTarget("wandb", lambda alert: _to_wandb(parts, alert)))

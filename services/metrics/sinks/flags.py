@@ -1,9 +1,10 @@
-"""The sinks that a run's flags name. Pure."""
+"""The sinks that a run's flags name. Reads nothing but the files that hold URLs."""
 
 import os
 from collections.abc import Mapping
 
 from furlong.config import RunConfig
+from furlong.config.destinations import url_of
 from services.metrics.sinks.sink import SinkSpec
 
 
@@ -23,10 +24,11 @@ def specs_of(config: RunConfig, environment: Mapping[str, str] | None = None) ->
     if metrics.statsd_addr:
         specs.append(SinkSpec("statsd", "statsd", {"addr": metrics.statsd_addr, "prefix": metrics.statsd_prefix}))
     if metrics.otlp_endpoint:
-        specs.append(SinkSpec("otlp", "otlp", {"endpoint": metrics.otlp_endpoint}))
-        specs.append(SinkSpec("otlp_logs", "otlp_logs", {"endpoint": metrics.otlp_endpoint}))
+        endpoint = url_of(metrics.otlp_endpoint)
+        specs.append(SinkSpec("otlp", "otlp", {"endpoint": endpoint}))
+        specs.append(SinkSpec("otlp_logs", "otlp_logs", {"endpoint": endpoint}))
     if metrics.metrics_webhook:
-        specs.append(SinkSpec("webhook", "webhook", {"url": metrics.metrics_webhook}))
+        specs.append(SinkSpec("webhook", "webhook", {"url": url_of(metrics.metrics_webhook)}))
     specs += [SinkSpec(path, "python", {"class": path}) for path in dict.fromkeys(metrics.metrics_sink)]
     return specs
 
