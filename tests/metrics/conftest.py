@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.metrics.running import MetricsProcess
+from tests.metrics.said import Said
 
 
 @pytest.fixture
@@ -40,3 +42,10 @@ def producer(request: pytest.FixtureRequest) -> str:
 def step(request: pytest.FixtureRequest) -> int:
     """A step that no other test has."""
     return abs(hash(request.node.nodeid)) % 2**40
+
+
+@pytest.fixture
+def said() -> Iterator[Said]:
+    """The log lines of this process, of every thread, wherever else they would go."""
+    with capture_logs() as lines:
+        yield lines

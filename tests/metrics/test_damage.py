@@ -10,6 +10,7 @@ import pytest
 
 from services.metrics.inspection import inspect
 from tests.metrics.running import part
+from tests.metrics.said import Said, events
 from tests.metrics.stores import Store, ask, line, store
 
 NUM_STEPS = 150
@@ -95,9 +96,7 @@ def test_rows_are_whole_after_a_page_went_bad(
         pytest.param("contributions", b"\xff", id="no UTF-8 in a contribution", marks=pytest.mark.slow),
     ],
 )
-def test_row_is_right_after_a_byte_changed(
-    tmp_path: Path, table: str, byte: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_row_is_right_after_a_byte_changed(tmp_path: Path, table: str, byte: bytes, said: Said) -> None:
     """The page is well, what stands on it is not: a number that nobody sent is shown to nobody."""
     path = tmp_path / "m.db"
     before = fill(path)
@@ -113,7 +112,7 @@ def test_row_is_right_after_a_byte_changed(
         new.take(part(140, {"train/late": ["sum", 1]}, part="late"), producer="r/late")
         assert new.rows()[-1]["values"]["train/b"] == 140
         assert new.reader.points("r", "train/b")[2][:NUM_STEPS] == list(range(NUM_STEPS))
-    assert "metrics_store_damaged" in capsys.readouterr().out
+    assert "metrics_store_damaged" in events(said)
 
 
 def test_batch_whose_text_changed_is_marked_and_no_number_is_taken_from_it(tmp_path: Path) -> None:
@@ -156,18 +155,18 @@ def test_torn_end_of_the_log_costs_nothing_acknowledged(tmp_path: Path, num_byte
     assert not list(tmp_path.glob("*damaged*"))
 
 
-def test_log_whose_last_bytes_are_gone_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_whose_last_bytes_are_gone_is_said(tmp_path: Path, said: Said) -> None:
     copy = tmp_path / "copy.db"
     copy_of_a_running(tmp_path / "m.db", copy).close()
     log = copy.with_name("copy.db-wal")
     log.write_bytes(log.read_bytes()[:-7])
     with store(copy) as new:
         assert new.reader.num_records() == len(new.bodies()) == 490
-    assert "metrics_store_damaged" in capsys.readouterr().out
+    assert "metrics_store_damaged" in events(said)
     assert list(tmp_path.glob("copy.db-wal.damaged-*Z"))
 
 
-def test_bad_bytes_in_the_log_are_said_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_bytes_in_the_log_are_said_and_kept(tmp_path: Path, said: Said) -> None:
     copy = tmp_path / "copy.db"
     copy_of_a_running(tmp_path / "m.db", copy).close()
     log = copy.with_name("copy.db-wal")
@@ -178,8 +177,7 @@ def test_bad_bytes_in_the_log_are_said_and_kept(tmp_path: Path, capsys: pytest.C
         left = new.reader.num_records()
         assert 0 < left < 500
         assert len(new.bodies()) == left
-        said = capsys.readouterr().out
-        assert "metrics_store_damaged" in said and "num_lost_commits" in said
+        assert any("num_lost_commits" in line for line in said if line["event"] == "metrics_store_damaged")
         (aside,) = tmp_path.glob("copy.db-wal.damaged-*Z")
         assert aside.read_bytes() == bytes(content)
         new.take(b"{}", producer="r/new")

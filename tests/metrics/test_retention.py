@@ -15,6 +15,7 @@ from services.metrics.intake import RecordsIn
 from services.metrics.needs import tell_needs
 from services.metrics.retention import Needs
 from tests.metrics.running import part, until
+from tests.metrics.said import Said, events
 from tests.metrics.stores import Store, line, store
 
 MIB = 1024 * 1024
@@ -72,13 +73,13 @@ def test_what_a_sink_needs_outlives_its_age(tmp_path: Path) -> None:
         settled(new, lambda: not new.rows())
 
 
-def test_sink_that_costs_too_much_loses_and_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sink_that_costs_too_much_loses_and_it_is_said(tmp_path: Path, said: Said) -> None:
     with store(tmp_path / "m.db", max_bytes=2 * MIB) as new:
         fill(new, 35)
         new.writer.retention.needs = Needs(rows={"jsonl": 35}, batches={"logs": 5, "quick": 35})
         lost = new.writer.retention.lost
         settled(new, lambda: lost and lost == {"logs": new.reader.batches_after(0, 1)[0].batch_id - 6})
-        assert "sink_lost_to_retention" in capsys.readouterr().out
+        assert "sink_lost_to_retention" in events(said)
 
 
 def test_taking_in_never_waits_long(tmp_path: Path) -> None:
