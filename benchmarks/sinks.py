@@ -26,9 +26,6 @@ from furlong import addresses
 from furlong.rundir import RunDir
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-from tests import tools  # noqa: E402
-
 LIMIT = 1.01
 WARM_UP_ROLLOUTS = 8
 """Left out: while the sinks' programs start, they share the cores with the first rollouts."""
@@ -53,17 +50,8 @@ class Swallow(http.server.BaseHTTPRequestHandler):
 class NullSink:
     """A sink of one's own that keeps nothing."""
 
-    def init(self, settings: object) -> None:
-        """Nothing to prepare."""
-
     def write(self, rows: Sequence[object]) -> None:
         """Take the rows."""
-
-    def flush(self) -> None:
-        """Nothing is held."""
-
-    def close(self) -> None:
-        """Nothing to end."""
 
 
 @contextlib.contextmanager
@@ -87,6 +75,9 @@ def receivers(folder: Path) -> Iterator[list[str]]:
 @contextlib.contextmanager
 def mlflow_server(folder: Path) -> Iterator[str]:
     """The address of a real server; empty when `make tools` did not fetch it."""
+    sys.path.insert(0, str(ROOT))
+    from tests import tools  # here: the sink of one's own is imported from this file, and needs none of it
+
     tool = tools.find("mlflow")
     if tool is None:
         print(json.dumps({"case": "mlflow", "skipped": tools.why_missing("mlflow")}), flush=True)

@@ -25,8 +25,9 @@ log = structlog.get_logger()
 Result = TypeVar("Result")
 
 STEP_BATCHES = 32
+STEP_ROWS = 8
 PAUSE_S = 0.02
-"""Between two steps: most of the time is the service's."""
+"""Between two steps, and at least three times what the last one took: most of the time is the service's."""
 TABLE_LIMIT_S = 2.0
 """A table whose pages take longer is left to the reads that are made of it."""
 _TABLES = (
@@ -52,13 +53,19 @@ async def inspect(path: Path, writer: Writer) -> None:
     log.info("metrics_store_checked", seconds=round(time.monotonic() - began, 2), num_damaged_batches=unfinished)
 
 
+async def _pause(began: float) -> None:
+    """After a step that began then."""
+    await asyncio.sleep(max(PAUSE_S, 3 * (time.monotonic() - began)))
+
+
 async def _tables(path: Path) -> str:
     """What is wrong with the first table that is damaged. Empty: nothing is."""
     for table in _TABLES:
+        began = time.monotonic()
         verdict = await asyncio.to_thread(_with_reader, path, lambda reader, name=table: _check_table(reader, name))
         if verdict != "ok":
             return f"table {table}: {verdict}"
-        await asyncio.sleep(PAUSE_S)
+        await _pause(began)
     return ""
 
 
@@ -77,6 +84,7 @@ async def _rows(path: Path) -> str:
     """What is wrong with the first row or contribution that is no JSON. Empty: all are."""
     after, doubtful = 0, []
     while True:
+        began = time.monotonic()
         found = await asyncio.to_thread(_with_reader, path, lambda reader, begin=after: _step_rows(reader, begin))
         if not found:
             break
@@ -84,7 +92,7 @@ async def _rows(path: Path) -> str:
         if bad := [step_id for step_id, verdict in found if verdict is None]:
             return f"step {bad[0]}: its row or what its parts said is no JSON of ours"
         doubtful += [step_id for step_id, verdict in found if not verdict]
-        await asyncio.sleep(PAUSE_S)
+        await _pause(began)
     if not doubtful:
         return ""
     verdict = f"step {doubtful[0]} and {len(doubtful) - 1} more: the row is not what its parts come to"
@@ -103,7 +111,7 @@ def _step_rows(reader: sqlite3.Connection, after: int) -> list[tuple[int, bool |
     said = "SELECT body FROM contributions WHERE step_id = ?"
     found: list[tuple[int, bool | None]] = []
     reader.execute("BEGIN")  # a row and its parts as of one moment
-    for step_id, row_id, body in reader.execute(find, (after, STEP_BATCHES)).fetchall():
+    for step_id, row_id, body in reader.execute(find, (after, STEP_ROWS)).fetchall():
         bodies = [contribution for (contribution,) in reader.execute(said, (step_id,))]
         is_read = (row_id is None or is_row(body)) and all(map(is_contribution, bodies))
         found.append((step_id, agrees(reader, step_id) if is_read else None))
@@ -117,6 +125,7 @@ async def _batches(path: Path, writer: Writer) -> int:
     )
     after, num_damaged = 0, 0
     while after < last:
+        began = time.monotonic()
         found = await asyncio.to_thread(_with_reader, path, lambda reader, begin=after: _step(reader, begin))
         if not found:
             break
@@ -125,7 +134,7 @@ async def _batches(path: Path, writer: Writer) -> int:
         if damaged:
             num_damaged += len(damaged)
             await _mark(writer, damaged)
-        await asyncio.sleep(PAUSE_S)
+        await _pause(began)
     return num_damaged
 
 
