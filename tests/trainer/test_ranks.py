@@ -91,9 +91,9 @@ def test_sigterm_while_the_first_weights_hang_ends_at_once(fake: FakeRollout, ma
 
 @pytest.mark.slow
 def test_status_and_stop_over_grpc_and_the_end_of_a_done_run(fake: FakeRollout, make_config: ConfigMaker) -> None:
-    config = make_config(num_rollout=10_000)
+    config = make_config(num_rollout=10_000, save_interval=1)  # a stop for bad numbers saves nothing more
     run_dir = RunDir(Path(config.run.run_dir))
-    reached = until_called(fake, "NextBatch")
+    reached = until_called(fake, "CommitCheckpoint")
     process = start(config, 0)
     assert reached.wait(STARTS_WITHIN_S)
     entry = find(run_dir, "trainer-0")
