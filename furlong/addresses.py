@@ -178,3 +178,14 @@ def _entry(instance: str, item: object) -> Address | None:
 def _write(run_dir: RunDir, entries: Mapping[str, Address]) -> None:
     tree = {name: {k: v for k, v in asdict(entry).items() if k != "instance"} for name, entry in entries.items()}
     write_atomically(run_dir.addresses, orjson.dumps(tree, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+def find_metrics(run_dir: RunDir, metrics_addr: str) -> str | None:
+    """gRPC address of a run's metrics service as of now: as given, else as published. None: there is none yet."""
+    if metrics_addr:
+        return metrics_addr
+    try:
+        entry = find(run_dir, "metrics")
+    except (OSError, ValueError, TypeError):  # a file that somebody else damaged
+        return None
+    return entry.grpc if entry else None

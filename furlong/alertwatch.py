@@ -89,19 +89,10 @@ class AlertWatch:
     ) -> "AlertWatch":
         """That of a run; the service's address is looked up anew for each stream."""
 
-        def find_address() -> str | None:
-            if config.metrics.metrics_addr:
-                return config.metrics.metrics_addr
-            try:
-                entry = addresses.find(run_dir, "metrics")
-            except (OSError, ValueError, TypeError):  # a file that somebody else damaged
-                return None
-            return entry.grpc if entry else None
-
         return cls(
             run=config.run.name,
             attempt=attempt,
-            find_address=find_address,
+            find_address=lambda: addresses.find_metrics(run_dir, config.metrics.metrics_addr),
             on_alert=on_alert,
             halt_on=config.metrics.halt_on,
             on_unwatched=on_unwatched,

@@ -8,48 +8,50 @@ import time
 from pathlib import Path
 
 import grpc
-import structlog
 
 from furlong import rpc
 from furlong.spool import Batch, Spool, left_over, waiting
 from furlong.v1 import metrics_pb2, metrics_pb2_grpc
 
-log = structlog.get_logger()
-
 MAX_BATCH_RECORDS = 1024
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 
 
-def hand_over(folder: Path, address: str, *, timeout_s: float) -> int:
-    """Deliver the spools that nobody holds, in at most timeout_s seconds; how many records. What could not be
-    delivered stays. Never raises for a service that is away or refuses."""
+def hand_over(folder: Path, address: str, *, timeout_s: float) -> str:
+    """Deliver the spools that nobody holds, in at most timeout_s seconds. Why some stay, for people; empty: none does.
+
+    Never raises for a service that is away or refuses.
+    """
     if not waiting(folder):
-        return 0
+        return ""
     deadline = time.monotonic() + timeout_s
-    num_records = 0
     spools = left_over(folder)
     try:
         with rpc.channel(address) as channel:
             stub = metrics_pb2_grpc.MetricsStub(channel)
             for spool in spools:
-                num_records += _deliver(spool, stub, deadline)
-    except (grpc.RpcError, OSError, ValueError) as error:
-        log.warning("spool_not_handed_over", address=address, error=str(error), num_records=num_records)
+                _deliver(spool, stub, deadline)
+    except grpc.RpcError as error:
+        return f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else repr(error)
+    except (_NotAcknowledged, OSError, ValueError) as error:
+        return str(error)
     finally:
         for spool in spools:
             spool.release()
-    return num_records
+    return ""
 
 
-def _deliver(spool: Spool, stub: metrics_pb2_grpc.MetricsStub, deadline: float) -> int:
-    num_records = 0
+class _NotAcknowledged(Exception):
+    """What comes after must not be sent: it would move the producer past what was not taken."""
+
+
+def _deliver(spool: Spool, stub: metrics_pb2_grpc.MetricsStub, deadline: float) -> None:
     while batch := spool.read(max_records=MAX_BATCH_RECORDS, max_bytes=MAX_BATCH_BYTES):
         left_s = max(0.01, deadline - time.monotonic())
-        for ack in stub.Ingest(iter([_message(batch)]), timeout=left_s):
-            if ack.through_sequence >= batch.last_sequence:
-                spool.acknowledge(batch.last_sequence)
-        num_records += len(batch.records)
-    return num_records
+        acks = stub.Ingest(iter([_message(batch)]), timeout=left_s)
+        if max((ack.through_sequence for ack in acks), default=0) < batch.last_sequence:
+            raise _NotAcknowledged("the service ended the stream without an acknowledgement")
+        spool.acknowledge(batch.last_sequence)
 
 
 def _message(batch: Batch) -> metrics_pb2.RecordBatch:

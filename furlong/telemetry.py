@@ -89,20 +89,11 @@ class Telemetry:
     def for_run(cls, config: RunConfig, run_dir: RunDir, *, service: str, instance: str) -> "Telemetry":
         """The telemetry of one process of a run. The service's address is looked up anew for each connection."""
 
-        def find_address() -> str | None:
-            if config.metrics.metrics_addr:
-                return config.metrics.metrics_addr
-            try:
-                entry = addresses.find(run_dir, "metrics")
-            except (OSError, ValueError, TypeError):  # a file that somebody else damaged
-                return None
-            return entry.grpc if entry else None
-
         return cls(
             run=config.run.name,
             service=service,
             instance=instance,
-            find_address=find_address,
+            find_address=lambda: addresses.find_metrics(run_dir, config.metrics.metrics_addr),
             spool_folder=run_dir.spool,
             queue_records=config.metrics.telemetry_queue_size,
             spool_bytes=config.metrics.telemetry_spool_bytes,

@@ -88,7 +88,9 @@ def _supervise(
     if config.metrics.metrics_addr:  # its own service collects them by itself
         from furlong.handover import hand_over  # gRPC, which nothing before needs
 
-        hand_over(run_dir.spool, config.metrics.metrics_addr, timeout_s=HAND_OVER_S)
+        problem = hand_over(run_dir.spool, config.metrics.metrics_addr, timeout_s=HAND_OVER_S)
+        if problem:
+            output.line(f"[up] records could not be handed to {config.metrics.metrics_addr}: {problem}")
     for line in closing_lines(config, run_dir, ending, seconds=time.monotonic() - began, again=again):
         output.line(f"[up] {line}")
     output.flush(timeout_s=2.0)

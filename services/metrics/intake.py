@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from furlong.asking.levels import level_number
 from furlong.jsonline import Secrets
 from services.metrics.counts import Counts
 from services.metrics.mildjson import read_object
@@ -41,17 +42,6 @@ _INSERT = (
 )
 _ROW = "(?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _LOOKED_AT = NOTABLE_EVENTS | {"metrics"}
-_LEVELS = {
-    "debug": 10,
-    "info": 20,
-    "warning": 30,
-    "warn": 30,
-    "error": 40,
-    "exception": 40,
-    "critical": 50,
-    "fatal": 50,
-}
-_INFO = 20
 
 Record = dict[str, Any]  # Any: JSON
 
@@ -349,9 +339,8 @@ def _pieces(bodies: tuple[bytes, ...]) -> Iterator[tuple[bytes, ...]]:
 
 
 def _top_level(records: Sequence[Record]) -> int:
-    levels: set[Any]  # Any: whatever stands there
+    """What a search by level goes by: as it reads a level, so this must."""
     try:
-        levels = {record.get("level") for record in records}
+        return max(map(level_number, {record.get("level") for record in records}))
     except TypeError:  # a level that is a list or an object
-        return _INFO
-    return max(_LEVELS.get(level, _INFO) for level in levels)
+        return max(level_number(record.get("level")) for record in records)

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +17,6 @@ from tests.launch.stubs import LIMIT_S, StubRun, all_gone
 
 Start = Callable[..., StubRun]
 BUSY = "--ends-with 0 --after-s 60"
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts runs; none outlives its test."""
-    runs: list[StubRun] = []
-
-    def starting(**given: Any) -> StubRun:  # Any: StubRun's own keywords
-        runs.append(StubRun(tmp_path, **given))
-        return runs[-1]
-
-    yield starting
-    for run in runs:
-        if run.process.poll() is None:
-            run.process.kill()
-        run.process.wait(10)
 
 
 class Dead:

@@ -3,9 +3,7 @@
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -14,22 +12,6 @@ from furlong.process import ExitCode
 from tests.launch.stubs import StubRun, all_gone
 
 Start = Callable[..., StubRun]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts runs in one directory; none outlives its test."""
-    runs: list[StubRun] = []
-
-    def starting(**given: Any) -> StubRun:  # Any: StubRun's own keywords
-        runs.append(StubRun(tmp_path, **given))
-        return runs[-1]
-
-    yield starting
-    for run in runs:
-        if run.process.poll() is None:
-            run.process.kill()
-        run.process.wait(10)
 
 
 def test_finished_trainers_end_the_run_and_metrics_drains_last(start: Start) -> None:

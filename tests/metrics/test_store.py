@@ -311,3 +311,10 @@ def test_clock_that_is_set_holds_no_row_back(tmp_path: Path, moved_s: int) -> No
     with store(path, row_timeout_s=0.5) as new:
         new.take(waiting(2), producer="r/q")
         until(lambda: len(new.rows()) == 2, "both rows", limit_s=5)
+
+
+@pytest.mark.parametrize("levels", [["ERROR"], ["err"], [50], ["Fatal", "info"], [["odd"], "error"]])
+def test_search_by_level_finds_a_batch_whatever_its_writer_calls_an_error(tmp_path: Path, levels: list[object]) -> None:
+    with store(tmp_path / "m.db") as new:
+        new.take(*(orjson.dumps({"event": "x", "level": level}) for level in levels))
+        assert new.reader.query("SELECT count(*) FROM batches WHERE top_level >= 40") == [(1,)]
