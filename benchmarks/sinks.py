@@ -33,6 +33,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 1.01
 WARM_UP_ROLLOUTS = 8
 """Left out: while the sinks' programs start, they share the cores with the first rollouts."""
+LEAST_ROLLOUTS = 30
+"""What the processor's share is told from takes some seconds."""
 RUN_LIMIT_S = 300.0
 
 
@@ -176,9 +178,11 @@ def processor_s(pid: int) -> float:
 def main() -> int:
     """0: within the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num-rollout", type=int, default=40)
+    parser.add_argument("--num-rollout", type=int, default=60, help=f"at least {LEAST_ROLLOUTS}")
     parser.add_argument("--num-pairs", type=int, default=5)
     options = parser.parse_args()
+    if options.num_rollout < LEAST_ROLLOUTS or options.num_pairs < 1:
+        parser.error(f"--num-rollout must be at least {LEAST_ROLLOUTS}, --num-pairs at least 1")
     taken: dict[str, list[float]] = {"none": [], "all": []}
     with tempfile.TemporaryDirectory() as scratch, receivers(Path(scratch)) as flags:
         for number in range(options.num_pairs):

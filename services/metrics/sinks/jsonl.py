@@ -34,6 +34,7 @@ class JsonlSink(Sink[Row]):
     """Appends to one file; no other process may."""
 
     name = "jsonl"
+    gather_s = 0.0
 
     def __init__(self, path: Path, reader: RowReader) -> None:
         self._path, self._reader = path, reader

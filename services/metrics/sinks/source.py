@@ -118,10 +118,13 @@ class Bites(Generic[Item]):
     def __init__(self, source: Source[Item]) -> None:
         self.source = source
         self._limit = FIRST_ITEMS
+        self.is_full = False
+        """The last one was as large as may be: there may well be more."""
 
     def after(self, item_id: int) -> Sequence[Item]:
         """The next ones. Any thread, one at a time."""
         items = self.source.after(item_id, self._limit)
+        self.is_full = len(items) >= self._limit
         if items:
             largest = max(self.source.size_of(item) for item in items)
             self._limit = max(1, min(MAX_ITEMS, self._limit * 2, MAX_BYTES // max(1, largest)))

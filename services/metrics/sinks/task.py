@@ -1,6 +1,7 @@
 """The task that drives one sink: own cursor, own retries, own limits. A sink never slows another, nor its source."""
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Awaitable, Sequence
@@ -73,6 +74,9 @@ class SinkTask(Generic[Item]):
         self._saved: Cursor | None = None
         self._new_rows = asyncio.Event()
         self._closing = asyncio.Event()
+        self._hurry = asyncio.Event()
+        """Somebody waits for what it is to take: no gathering."""
+        self._num_waiting = 0
         self._moved = asyncio.Condition()
         self._backoff_s = FIRST_BACKOFF_S
         self._asked_for_s = 0.0
@@ -110,12 +114,20 @@ class SinkTask(Generic[Item]):
 
     async def wait_handed(self, row_id: int) -> None:
         """Wait until the sink has taken this row."""
-        async with self._moved:
-            await self._moved.wait_for(lambda: self.handed >= row_id)
+        self._num_waiting += 1
+        self._hurry.set()
+        try:
+            async with self._moved:
+                await self._moved.wait_for(lambda: self.handed >= row_id)
+        finally:
+            self._num_waiting -= 1
+            if not self._num_waiting and not self._closing.is_set():
+                self._hurry.clear()
 
     async def close(self, timeout_s: float) -> None:
         """Hand over what is left and finish, within timeout_s seconds; then stop whatever it does."""
         self._closing.set()
+        self._hurry.set()
         self._new_rows.set()
         await asyncio.wait({self._task}, timeout=timeout_s)
         if not self._task.done():
@@ -179,6 +191,8 @@ class SinkTask(Generic[Item]):
             if items:
                 await self._hand(items)
                 idle_since = time.monotonic()
+                if not self._bites.is_full:
+                    await self._let_gather()
             elif self._closing.is_set():
                 return
             else:
@@ -213,6 +227,12 @@ class SinkTask(Generic[Item]):
         except TimeoutError:
             if self.sink.tick_s is not None:
                 await self._save(await _limited(self.sink.tick(), self.sink.write_timeout_s, "tick"))
+
+    async def _let_gather(self) -> None:
+        """A write costs about the same for one row as for twenty: the next one waits for more of them."""
+        if self.sink.gather_s:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), self.sink.gather_s)
 
     def _count(self, refused: Refused) -> None:
         self.num_refused += 1
