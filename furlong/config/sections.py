@@ -265,6 +265,54 @@ class RouterSection(Section):
     """HTTP port. 0: a free one."""
     router_grpc_port: Port = 0
     """gRPC port. 0: a free one."""
+    router_addr: str = ""
+    """HTTP and gRPC address of a router that runs elsewhere, `http://HOST:PORT,HOST:GRPC_PORT`. Empty: found in the run
+    directory."""
+    router_worker_urls: tuple[str, ...] = ()
+    """Workers that are registered from the start; one that is down is looked after until it comes."""
+    router_processes: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes that pass requests on, for more than one core can carry."""
+    router_require_policy_version: bool = True
+    """Send requests only to workers whose policy version the rollout service has confirmed, unless they were registered
+    over HTTP. Not needed without Furlong's rollout service."""
+    router_policy: Literal["least-in-flight", "round-robin", "power-of-two", "session", "prefix"] = "least-in-flight"
+    """Which worker takes a request. session: all of one session the same one; prefix: prompts that begin alike the same
+    one."""
+    router_session_key: str = "header:x-session-id"
+    """Where the session's name stands, `header:NAME` or `body:KEY` (a key of the JSON body). For --router-policy
+    session."""
+    router_prefix_chars: Count = 256
+    """So many characters (or token ids) of a prompt's start decide. For --router-policy prefix."""
+    router_bounded_load: Annotated[float, Field(ge=1.0)] = 1.25
+    """A worker with more than so many times the mean of requests in flight takes no more by affinity."""
+    router_max_in_flight: Annotated[int, Field(ge=0)] = 0
+    """Requests that a worker may be answering at once; more of them wait. 0: no limit."""
+    router_max_queued: Count = 4096
+    """Requests that may wait for a worker at once; one more is answered 503."""
+    router_queue_timeout_s: Positive = 60.0
+    """Seconds that a request may wait for a worker before it is answered 503."""
+    router_max_tries: Count = 3
+    """Workers that one request may be tried on. It is tried again only if it cannot have run."""
+    router_connect_timeout_s: Positive = 5.0
+    """Seconds that a connection to a worker may take."""
+    router_first_byte_timeout_s: Positive = 900.0
+    """Seconds that a worker may take until its first byte."""
+    router_idle_timeout_s: Positive = 900.0
+    """Seconds that may pass between two pieces of an answer, or of a client's request."""
+    router_total_timeout_s: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds that a request may take in all. 0: no limit; generations are long."""
+    router_client_head_timeout_s: Positive = 30.0
+    """Seconds that a client may take to send a request's head."""
+    router_client_keep_alive_s: Positive = 75.0
+    """Seconds that an unused connection of a client is kept."""
+    router_max_connections: Count = 16384
+    """Connections of clients at once; one more is answered 503 and closed."""
+    router_max_head_bytes: Count = 64 * 1024
+    """Bytes that a request's line and headers may have."""
+    router_max_url_bytes: Count = 16 * 1024
+    """Bytes that a request's target may have."""
+    router_max_body_bytes: Annotated[int, Field(ge=0)] = 0
+    """Bytes that a request's body may have. 0: no limit; bodies are never held whole."""
     router_health_interval_s: Positive = 2.0
     """Seconds between health probes of a worker."""
     router_health_timeout_s: Positive = 10.0
@@ -275,21 +323,26 @@ class RouterSection(Section):
     """Good probes in a row that bring it back."""
     router_health_busy_grace_s: Positive = 120.0
     """Seconds without a byte from a worker with requests until probes that it misses count: busy is not dead."""
-    router_connect_timeout_s: Positive = 5.0
-    """Seconds that a connection to a worker may take."""
-    router_first_byte_timeout_s: Positive = 900.0
-    """Seconds that a worker may take until its first byte."""
-    router_queue_timeout_s: Positive = 60.0
-    """Seconds that a request may wait for a ready worker before it is answered 503."""
-    router_max_queued: Count = 4096
-    """Requests that may wait for a ready worker at once; one more is answered 503."""
+    router_breaker_failures: Count = 5
+    """Failed requests in a row that open a worker's circuit breaker. It then gets one request at a time, to see whether
+    it is well again, while others serve."""
+    router_breaker_pause_s: Positive = 2.0
+    """Seconds between such requests."""
     router_max_workers: Count = 1024
     """Workers that may be registered."""
-    router_allow_workers: tuple[str, ...] = ()
+    router_worker_allow: tuple[str, ...] = ()
     """Hosts, HOST:PORT or networks (10.0.0.0/8) that workers may have. Empty: any but link-local addresses."""
-    router_addr: str = ""
-    """HTTP and gRPC address of a router that runs elsewhere, `http://HOST:PORT,HOST:GRPC_PORT`. Empty: found in the run
-    directory."""
+    router_token_file: str = ""
+    """File with the token that control paths and engines' admin paths need, as `Authorization: Bearer TOKEN`. Empty:
+    control paths are open, which only a router on the loopback interface may be, and admin paths are refused."""
+    router_tls_cert: str = ""
+    """Certificate (PEM, the whole chain) to serve HTTPS with."""
+    router_tls_key: str = ""
+    """Private key (PEM) of --router-tls-cert."""
+    router_worker_ca: str = ""
+    """CA certificates (PEM) that https workers are checked against. Empty: the system's."""
+    router_access_log_every: Annotated[int, Field(ge=0)] = 1000
+    """One in so many good requests gets a line in the access log, each bad one does. 1: all; 0: only bad ones."""
 
 
 class MetricsSection(Section):

@@ -14,11 +14,11 @@ from furlong.addresses import join_host_port
 from furlong.config import RunConfig
 from furlong.service import ServiceContext, run_async
 from furlong.v1 import router_pb2_grpc
-from services.router.control import control_app
-from services.router.front import Front
-from services.router.grpc_service import NAME, RouterServicer
+from services.router.control.app import control_app
+from services.router.control.grpc_service import NAME, RouterServicer
+from services.router.http.front import Front
+from services.router.http.server import bind, serve_http
 from services.router.router import Router
-from services.router.server import bind, serve_http
 from services.router.settings import RouterSettings
 
 log = structlog.get_logger()

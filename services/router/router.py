@@ -4,13 +4,13 @@ import asyncio
 
 import structlog
 
-from services.router.calls import CallAnswer, call
-from services.router.connections import NotOpened
-from services.router.health import Probes
-from services.router.proxy import Proxy
+from services.router.http.calls import CallAnswer, call
+from services.router.http.connections import NotOpened
+from services.router.http.proxy import Proxy
+from services.router.http.upstream import UpstreamError
 from services.router.settings import RouterSettings
-from services.router.upstream import UpstreamError
-from services.router.workers import Worker, Workers
+from services.router.workers.health import Probes
+from services.router.workers.workers import Worker, Workers
 
 log = structlog.get_logger()
 

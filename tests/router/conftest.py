@@ -11,7 +11,7 @@ import uvloop
 from furlong.config import RunConfig
 from services.router.main import Listening, listening
 from services.router.settings import RouterSettings
-from services.router.workers import State
+from services.router.workers.workers import State
 from tests.router.fake_worker import FakeWorker, Handler, answer_ok
 from tests.router.waiting import eventually
 
@@ -22,8 +22,8 @@ QUICK = replace(
     connect_timeout_s=1.0,
     first_byte_timeout_s=5.0,
     queue_timeout_s=5.0,
-    busy_grace_s=2.0,
-    failing_pause_s=0.5,
+    health_busy_grace_s=2.0,
+    breaker_pause_s=0.5,
 )
 
 StartWorker = Callable[..., Awaitable[FakeWorker]]

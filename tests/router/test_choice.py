@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from services.router.choice import Load, choose
+from services.router.workers.choice import Load, choose
 
 
 def test_no_worker_is_no_choice() -> None:

@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import pytest
 
-from services.router.workers import State
+from services.router.workers.workers import State
 from tests.router.conftest import Running, StartRouter, StartWorker
 from tests.router.fake_worker import Seen
 from tests.router.raw_client import exchange, get, post

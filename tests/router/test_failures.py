@@ -6,7 +6,7 @@ import time
 import aiohttp
 import pytest
 
-from services.router.workers import State
+from services.router.workers.workers import State
 from tests.router.conftest import Running, StartRouter, StartWorker
 from tests.router.fake_worker import FakeWorker, Seen
 from tests.router.raw_client import exchange, get, post
@@ -214,7 +214,7 @@ async def test_a_worker_restarted_on_its_address_serves_again(router: Running, s
 async def test_a_worker_that_fails_at_once_does_not_draw_the_load(
     start_router: StartRouter, start_worker: StartWorker
 ) -> None:
-    router = await start_router(failing_pause_s=60.0)
+    router = await start_router(breaker_pause_s=60.0)
     bad = await start_worker(lambda seen: seen.answer(b"", status=b"500 Oops"))
     good = await start_worker()
     await router.add(bad)

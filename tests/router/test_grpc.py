@@ -13,7 +13,7 @@ import pytest
 from furlong import rpc
 from furlong.v1 import router_pb2 as pb
 from furlong.v1.router_pb2_grpc import RouterStub
-from services.router.grpc_service import NAME
+from services.router.control.grpc_service import NAME
 from tests.router.conftest import Running, StartWorker
 from tests.router.raw_client import exchange, post
 from tests.router.waiting import eventually

@@ -1,6 +1,6 @@
 """Which headers travel on."""
 
-from services.router.headers import request_head, response_headers
+from services.router.http.headers import request_head, response_headers
 
 SENT = [
     (b"host", b"router"),

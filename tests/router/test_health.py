@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.router.workers import State
+from services.router.workers.workers import State
 from tests.router.conftest import Running, StartRouter, StartWorker
 from tests.router.fake_worker import Seen
 from tests.router.raw_client import exchange, post

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from services.router.connections import Connections, open_connection
-from services.router.upstream import NothingAccepted, UpstreamError
-from services.router.urls import parse_worker_url
+from services.router.http.connections import Connections, open_connection
+from services.router.http.upstream import NothingAccepted, UpstreamError
+from services.router.workers.urls import parse_worker_url
 from tests.router.conftest import Running, StartRouter, StartWorker
 from tests.router.fake_worker import FakeWorker
 from tests.router.waiting import eventually

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.router.paths import PathKind, kind_of
+from services.router.http.paths import PathKind, kind_of
 
 ADMIN = [
     "/update_weights_from_tensor",

@@ -20,7 +20,7 @@ from furlong import addresses, rpc
 from furlong.config import RunConfig, to_toml
 from furlong.process import ExitCode
 from furlong.rundir import RunDir
-from services.router.grpc_service import NAME
+from services.router.control.grpc_service import NAME
 from tests.router.conftest import StartWorker
 from tests.router.fake_worker import FakeWorker, Seen
 from tests.router.raw_client import exchange, get, post
@@ -202,5 +202,5 @@ async def test_memory_stays_small_whatever_the_bodies(spawn: Spawn, start_worker
 
 
 def test_the_config_round_trips_the_routers_fields() -> None:
-    config = RunConfig.model_validate({"router": {"router_allow_workers": ["10.0.0.0/8"], "router_max_queued": 7}})
+    config = RunConfig.model_validate({"router": {"router_worker_allow": ["10.0.0.0/8"], "router_max_queued": 7}})
     assert "router_max_queued = 7" in to_toml(config)

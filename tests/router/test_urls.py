@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.router.urls import BadUrl, parse_worker_url, refused_address
+from services.router.workers.urls import BadUrl, parse_worker_url, refused_address
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_an_allowed_worker_is_taken(allowed: str) -> None:
 
 @pytest.mark.parametrize("allowed", ["10.0.0.0/16", "10.1.2.4", "10.1.2.3:30001", "engine"])
 def test_a_worker_outside_the_allow_list_is_refused(allowed: str) -> None:
-    with pytest.raises(BadUrl, match="--router-allow-workers"):
+    with pytest.raises(BadUrl, match="--router-worker-allow"):
         parse_worker_url("http://10.1.2.3:30000", allowed=[allowed])
 
 

@@ -7,15 +7,15 @@ import pytest
 
 from furlong.config import RunConfig
 from services.router.settings import RouterSettings
-from services.router.urls import BadUrl
-from services.router.workers import NoReadyWorker, QueueFull, State, TooManyWorkers, Worker, Workers
+from services.router.workers.urls import BadUrl
+from services.router.workers.workers import NoReadyWorker, QueueFull, State, TooManyWorkers, Worker, Workers
 
 URL = "http://127.0.0.1:30000"
 SETTINGS = replace(
     RouterSettings.of(RunConfig()),
     queue_timeout_s=5.0,
-    fail_threshold=3,
-    success_threshold=2,
+    health_fail_threshold=3,
+    health_success_threshold=2,
     max_workers=3,
     max_queued=2,
 )
@@ -94,7 +94,7 @@ def test_busy_is_not_dead() -> None:
     for _ in range(10):
         workers.probe_failed(worker, "late", timed_out=True)
     assert state_of(worker) is State.READY
-    worker.last_heard -= SETTINGS.busy_grace_s  # silent for that long, with a request in flight
+    worker.last_heard -= SETTINGS.health_busy_grace_s  # silent for that long, with a request in flight
     for _ in range(3):
         workers.probe_failed(worker, "late", timed_out=True)
     assert state_of(worker) is State.UNREADY
@@ -213,4 +213,4 @@ def test_a_worker_that_fails_at_once_does_not_draw_the_load() -> None:
         taken.append(worker)
         workers.answered(worker, 500 if worker is bad else 200)
         workers.give_back(worker)
-    assert taken.count(bad) == SETTINGS.fail_threshold and taken.count(good) == 97
+    assert taken.count(bad) == SETTINGS.breaker_failures and taken.count(good) == 95

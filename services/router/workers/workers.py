@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from services.router.choice import Load, choose
 from services.router.settings import RouterSettings
-from services.router.urls import BadUrl, WorkerUrl, parse_worker_url
+from services.router.workers.choice import Load, choose
+from services.router.workers.urls import BadUrl, WorkerUrl, parse_worker_url
 
 log = structlog.get_logger()
 
@@ -93,9 +93,9 @@ class Worker:
 
     def is_failing(self, now: float, settings: RouterSettings) -> bool:
         """Whether its last answers were all errors: then it gets one request now and again, to see if it is over."""
-        if self.failures_in_a_row < settings.fail_threshold:
+        if self.failures_in_a_row < settings.breaker_failures:
             return False
-        return self.in_flight > 0 or now < self.last_failure + settings.failing_pause_s
+        return self.in_flight > 0 or now < self.last_failure + settings.breaker_pause_s
 
 
 class Workers:
@@ -114,7 +114,7 @@ class Workers:
 
     def add(self, url: object, *, admit: bool) -> Worker:
         """Register a worker, or start the registration of a known address anew. Raises BadUrl, TooManyWorkers."""
-        normal = parse_worker_url(url, allowed=self._settings.allow_workers)
+        normal = parse_worker_url(url, allowed=self._settings.worker_allow)
         if old := self._current.pop(normal, None):
             self._leave(old)
         elif len(self._current) >= self._settings.max_workers:
@@ -258,7 +258,7 @@ class Workers:
         worker.good_probes += 1
         worker.bad_probes = 0
         worker.last_heard = time.monotonic()
-        if worker.life is not Life.UP and worker.good_probes >= self._settings.success_threshold:
+        if worker.life is not Life.UP and worker.good_probes >= self._settings.health_success_threshold:
             worker.life, worker.last_error, worker.failures_in_a_row = Life.UP, "", 0
             log.info("worker_up", worker=worker.worker_id, url=str(worker.url), state=worker.state.name)
             self._changed()
@@ -271,14 +271,14 @@ class Workers:
         new weights).
         """
         silent_s = time.monotonic() - worker.last_heard
-        if timed_out and worker.in_flight > 0 and silent_s < self._settings.busy_grace_s:
+        if timed_out and worker.in_flight > 0 and silent_s < self._settings.health_busy_grace_s:
             return
         if refused and worker.life is Life.UP and not worker.admitted:
             return
         worker.good_probes = 0
         worker.bad_probes += 1
         worker.last_error = error
-        if worker.life is Life.UP and worker.bad_probes >= self._settings.fail_threshold:
+        if worker.life is Life.UP and worker.bad_probes >= self._settings.health_fail_threshold:
             worker.life = Life.DOWN
             log.warning("worker_down", worker=worker.worker_id, url=str(worker.url), error=error)
             self._changed()

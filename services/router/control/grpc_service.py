@@ -8,8 +8,8 @@ import grpc.aio
 
 from furlong.v1 import router_pb2, router_pb2_grpc
 from services.router.router import Router
-from services.router.urls import BadUrl
-from services.router.workers import TooManyWorkers, Worker
+from services.router.workers.urls import BadUrl
+from services.router.workers.workers import TooManyWorkers, Worker
 
 NAME = "furlong.v1.Router"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from services.router.asgi import Send
+from services.router.http.asgi import Send
 from services.router.settings import RouterSettings
 
 

@@ -64,7 +64,7 @@ def parse_worker_url(value: object, *, allowed: Sequence[str] = ()) -> WorkerUrl
     host = _normal_host(text, parts.hostname)
     url = WorkerUrl(parts.scheme, host, port or DEFAULT_PORTS[parts.scheme])
     if allowed and not any(_allows(entry, url) for entry in allowed):
-        raise _bad(text, "is not in --router-allow-workers")
+        raise _bad(text, "is not in --router-worker-allow")
     return url
 
 

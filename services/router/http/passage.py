@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.router.answers import answer_error, answer_unavailable
-from services.router.asgi import ClientLeft, ClientRequest, Leash, Send
-from services.router.connections import Connections, ConnectTimeout, NotOpened, Refused
-from services.router.headers import request_head, response_headers
+from services.router.http.answers import answer_error, answer_unavailable
+from services.router.http.asgi import ClientLeft, ClientRequest, Leash, Send
+from services.router.http.connections import Connections, ConnectTimeout, NotOpened, Refused
+from services.router.http.headers import request_head, response_headers
+from services.router.http.upstream import AnswerLate, Connection, NothingAccepted, UpstreamError
 from services.router.settings import RouterSettings
-from services.router.upstream import AnswerLate, Connection, NothingAccepted, UpstreamError
-from services.router.workers import NoReadyWorker, QueueFull, Worker, Workers
+from services.router.workers.workers import NoReadyWorker, QueueFull, Worker, Workers
 
 log = structlog.get_logger()
 

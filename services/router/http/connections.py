@@ -11,8 +11,8 @@ import ssl
 import time
 from collections.abc import Iterable
 
-from services.router.upstream import Connection
-from services.router.urls import WorkerUrl, refused_address
+from services.router.http.upstream import Connection
+from services.router.workers.urls import WorkerUrl, refused_address
 
 
 class NotOpened(Exception):

@@ -5,10 +5,10 @@ A raw ASGI callable, so that what is passed on costs nothing of a web framework.
 
 import orjson
 
-from services.router.answers import answer_error, answer_json, answer_unavailable
-from services.router.asgi import App, BodyTooLarge, ClientLeft, ClientRequest, Receive, Scope, Send
-from services.router.headers import first_value
-from services.router.paths import PathKind, kind_of
+from services.router.http.answers import answer_error, answer_json, answer_unavailable
+from services.router.http.asgi import App, BodyTooLarge, ClientLeft, ClientRequest, Receive, Scope, Send
+from services.router.http.headers import first_value
+from services.router.http.paths import PathKind, kind_of
 from services.router.router import Router
 
 ADMIN_REMEDY = "weights, memory, profiles and pauses are set on each engine directly, by the rollout service"

@@ -19,10 +19,10 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from services.router.answers import error_content
+from services.router.http.answers import error_content
 from services.router.router import Router
-from services.router.urls import BadUrl
-from services.router.workers import TooManyWorkers, Worker
+from services.router.workers.urls import BadUrl
+from services.router.workers.workers import TooManyWorkers, Worker
 
 MAX_DISCARDED_BYTES = 4 * 1024 * 1024
 """How much of too large a body is read to its end: a client that is cut off while it sends may never see the answer."""

@@ -3,10 +3,10 @@
 import asyncio
 from dataclasses import dataclass
 
-from services.router.connections import open_connection
-from services.router.headers import request_head
-from services.router.upstream import UpstreamError
-from services.router.urls import WorkerUrl
+from services.router.http.connections import open_connection
+from services.router.http.headers import request_head
+from services.router.http.upstream import UpstreamError
+from services.router.workers.urls import WorkerUrl
 
 MAX_ANSWER_BYTES = 256 * 1024
 

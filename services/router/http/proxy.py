@@ -6,12 +6,12 @@ Never parses or changes a body; how one request travels stands in `passage.py`.
 import asyncio
 from weakref import WeakKeyDictionary
 
-from services.router.answers import answer_error
-from services.router.asgi import ClientLeft, ClientRequest, Receive, Scope, Send
-from services.router.connections import Connections
-from services.router.passage import Passage
+from services.router.http.answers import answer_error
+from services.router.http.asgi import ClientLeft, ClientRequest, Receive, Scope, Send
+from services.router.http.connections import Connections
+from services.router.http.passage import Passage
 from services.router.settings import RouterSettings
-from services.router.workers import Worker, Workers
+from services.router.workers.workers import Worker, Workers
 
 
 class Proxy:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any
 
-from services.router.headers import RawHeaders, first_value
+from services.router.http.headers import RawHeaders, first_value
 
 Scope = MutableMapping[str, Any]  # Any: ASGI's messages are open dictionaries
 Message = MutableMapping[str, Any]

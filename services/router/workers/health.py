@@ -5,11 +5,11 @@ Only looks and reports; `workers.py` decides what it means.
 
 import asyncio
 
-from services.router.calls import call
-from services.router.connections import ConnectTimeout, NotOpened, Refused
+from services.router.http.calls import call
+from services.router.http.connections import ConnectTimeout, NotOpened, Refused
+from services.router.http.upstream import UpstreamError
 from services.router.settings import RouterSettings
-from services.router.upstream import UpstreamError
-from services.router.workers import Life, Worker, Workers
+from services.router.workers.workers import Life, Worker, Workers
 
 PROBE_PATH = "/ready"
 """Answered at once by engines, with 503 while they are paused."""

@@ -1,0 +1,1 @@
+"""The router's own face: what clients and the rollout service call to steer it, over HTTP and gRPC."""

@@ -1,0 +1,1 @@
+"""HTTP itself: clients' connections, workers' connections, and one request's way from one to the other."""
