@@ -23,6 +23,7 @@ QUICK = replace(
     first_byte_timeout_s=5.0,
     queue_timeout_s=5.0,
     health_busy_grace_s=2.0,
+    breaker_failures=3,
     breaker_pause_s=0.5,
 )
 
