@@ -29,10 +29,13 @@ EVAL_PROMPTS = 16
 class Up:
     """One `furlong up`, with its output in files."""
 
-    def __init__(self, root: Path, *flags: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, root: Path, *flags: str, environment: Mapping[str, str] | None = None, config: Path | None = None
+    ) -> None:
+        """config: another than that of small runs."""
         self.run_dir = RunDir(root / "run")
         self._stdout, self._stderr = root / "stdout", root / "stderr"
-        command = [sys.executable, "-m", "furlong", "up", "--config", str(small_config(root))]
+        command = [sys.executable, "-m", "furlong", "up", "--config", str(config or small_config(root))]
         with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
             self.process = subprocess.Popen(
                 [*command, "--run-dir", str(self.run_dir.root), *flags],
