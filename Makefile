@@ -43,9 +43,9 @@ $(READY_SGLANG): deploy/sglang-cpu/constraints.txt | $(READY)
 	$(VENV_SGLANG)/bin/python -m pip install --quiet --no-deps --requirement $<
 	@touch $@
 
-tools: $(READY_TOOLS) ## Fetch real Prometheus, statsd, MLflow, TensorBoard and rsyslog for tests; what cannot be had is named
+tools: $(READY_TOOLS) ## Fetch real Prometheus, statsd, MLflow, nginx, other routers and more for tests; what cannot be had is named
 
-$(READY_TOOLS): deploy/tools/make_tools.py deploy/tools/requirements.txt
+$(READY_TOOLS): deploy/tools/make_tools.py deploy/tools/requirements.txt deploy/tools/requirements-routers.txt benchmarks/routerbench/fakeworker.c
 	@$(PYTHON) deploy/tools/make_tools.py --root $(TOOLS) --venv $(VENV_TOOLS)
 
 demo: setup ## Train the arithmetic example: four services on this machine, each time in a new run folder

@@ -14,7 +14,7 @@ def test_a_machine_without_apt_and_node_says_so_and_goes_on(tmp_path: Path) -> N
     code = f"import sys; sys.argv = ['x', '--root', '{tmp_path}', '--venv', '{tmp_path}/venv']\n"
     code += "import importlib.util as u; spec = u.spec_from_file_location('maker', %r); m = u.module_from_spec(spec)\n"
     code += (
-        "sys.modules['maker'] = m; spec.loader.exec_module(m); m.make_venv = lambda folders: None\nsys.exit(m.main())"
+        "sys.modules['maker'] = m; spec.loader.exec_module(m); m.make_venv = m.make_routers = lambda folders: None\nsys.exit(m.main())"
     )
     done = subprocess.run(
         [sys.executable, "-c", code % maker], env={"PATH": ""}, capture_output=True, text=True, timeout=30, check=True
@@ -22,6 +22,8 @@ def test_a_machine_without_apt_and_node_says_so_and_goes_on(tmp_path: Path) -> N
     assert done.stderr.splitlines() == [
         "prometheus and rsyslog: needs apt-get and dpkg (Debian or Ubuntu)",
         "statsd: needs node and npm",
+        "nginx and wrk: needs apt-get and dpkg (Debian or Ubuntu)",
+        "fakeworker: needs a C compiler (cc, gcc or clang)",
     ]
     assert (tmp_path / ".ready").exists()  # another try would change nothing
 
@@ -36,8 +38,8 @@ def test_reason_of_a_missing_tool_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.tools
-@pytest.mark.parametrize("name", ["prometheus", "rsyslog", "mlflow", "tensorboard"])
+@pytest.mark.parametrize("name", ["prometheus", "rsyslog", "mlflow", "tensorboard", "nginx", "sglang-router", "smg"])
 def test_tool_starts(name: str) -> None:
     tool = tools.need(name)
-    flag = "-v" if name == "rsyslog" else "--version"
+    flag = "-v" if name in ("rsyslog", "nginx") else "--version"
     subprocess.run([*tool.command, flag], env=tool.environment, capture_output=True, timeout=60, check=True)

@@ -25,12 +25,15 @@ class Tool:
 
 
 def find(name: str) -> Tool | None:
-    """`prometheus`, `rsyslog`, `statsd`, `mlflow` or `tensorboard`. None: it is not here."""
+    """One of `_commands`. None: it is not here."""
     command = _commands()[name]
-    if not all(shutil.which(part) or Path(part).exists() for part in command[:2] if not part.startswith("-")):
+    needed = [part for part in command[:2] if not part.startswith("-")]
+    if command[1:2] == ["-m"]:
+        needed.append(str(next(VENV.glob(f"lib/*/site-packages/{command[2]}"), VENV / command[2])))
+    if not all(shutil.which(part) or Path(part).exists() for part in needed) or name in _missing():
         return None
     libraries = ":".join(str(path) for path in sorted(APT.glob("usr/lib/*-linux-gnu*")))
-    more = {"LD_LIBRARY_PATH": libraries} if name in ("prometheus", "rsyslog") else {}
+    more = {"LD_LIBRARY_PATH": libraries} if command[0].startswith(str(APT)) else {}
     return Tool(tuple(command), {**os.environ, **more})
 
 
@@ -44,11 +47,7 @@ def need(name: str) -> Tool:
 
 def why_missing(name: str) -> str:
     """In words."""
-    try:
-        reasons = json.loads((TOOLS / "missing.json").read_text())
-    except (OSError, ValueError):
-        reasons = {}
-    return str(reasons.get(name, "`make tools` fetches it"))
+    return _missing().get(name, "`make tools` fetches it")
 
 
 def free_port() -> int:
@@ -56,6 +55,15 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def _missing() -> dict[str, str]:
+    """What `make tools` could not have here, and why."""
+    try:
+        reasons = json.loads((TOOLS / "missing.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return {str(name): str(reason) for name, reason in reasons.items()}
 
 
 def _commands() -> dict[str, list[str]]:
@@ -66,4 +74,9 @@ def _commands() -> dict[str, list[str]]:
         "statsd": ["node", str(TOOLS / "statsd/node_modules/statsd/stats.js")],
         "mlflow": [str(VENV / "bin/mlflow")],
         "tensorboard": [str(VENV / "bin/tensorboard")],
+        "nginx": [str(APT / "usr/sbin/nginx")],
+        "wrk": [str(APT / "usr/bin/wrk")],
+        "sglang-router": [str(VENV / "bin/python"), "-m", "sglang_router"],  # each brings a script named smg
+        "smg": [str(VENV / "bin/python"), "-m", "smg"],
+        "fakeworker": [str(TOOLS / "fakeworker")],
     }
