@@ -3,9 +3,8 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from furlong.config.destinations import given_url_problem
+from furlong.config.destinations import given_url_problem, url_problem
 from furlong.config.errors import Problem
 
 SLACK_VARIABLE = "FURLONG_SLACK_WEBHOOK_URL"
@@ -29,16 +28,8 @@ def check_webhooks(webhook: str, slack_file: str, environment: Mapping[str, str]
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
         rule = f"must be a file that can be read: {why}"
         return [*problems, Problem("metrics.alert_slack_webhook_file", slack_file, rule, "See its path and mode.")]
-    if (url or slack_file) and not _is_url(url):
+    if (url or slack_file) and url_problem(url):
         source = slack_file or SLACK_VARIABLE
         rule = "must hold a URL that begins with https://"
         problems.append(Problem("metrics.alert_slack_webhook_file", source, rule, "Put the URL alone into it."))
     return problems
-
-
-def _is_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:
-        return False

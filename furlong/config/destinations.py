@@ -4,6 +4,7 @@ nothing opened but the files that hold URLs.
 The flags are checked here, before anything starts; sinks that are added live are checked with the same functions.
 """
 
+import ipaddress
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -45,6 +46,14 @@ def given_url_problem(given: str) -> str:
         return url_problem(url_of(given))
     except ValueError as error:
         return str(error)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is an address of the loopback interface, or the name for it."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def host_and_port(addr: str) -> tuple[str, int] | None:

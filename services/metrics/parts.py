@@ -18,6 +18,7 @@ import structlog
 from furlong import addresses, logs, rpc
 from furlong.config import ConfigError
 from furlong.config.errors import Problem
+from furlong.folderlock import FolderLock
 from furlong.process import ExitCode
 from furlong.service import ServiceContext
 from services.metrics.alerts.part import Alerts, watching_alerts
@@ -28,7 +29,6 @@ from services.metrics.http.app import make_app
 from services.metrics.http.server import serve_http
 from services.metrics.ingest import SERVER_OPTIONS, SERVICE_NAME, MetricsServicer
 from services.metrics.inspection import inspect
-from services.metrics.lock import StoreLock
 from services.metrics.needs import tell_needs
 from services.metrics.prometheus import route as prometheus
 from services.metrics.queries import Queries
@@ -116,7 +116,8 @@ async def _store(context: ServiceContext, *, alone: bool) -> AsyncGenerator[Part
     on_rows: list[Callable[[], object]] = []
     on_commit: list[Callable[[Committed], object]] = []
     bell = Bell(lambda: [act() for act in on_rows])
-    with StoreLock(folder):
+    remedy = "Post to that one, stop it, or give another folder."
+    with FolderLock(folder, service="metrics", remedy=remedy):
         path = folder / STORE_NAME
         writer = await _open_writer(context, path, lambda committed: _tell(committed, on_commit, bell))
         writer.start()

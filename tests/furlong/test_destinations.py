@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from furlong.config import RunConfig
-from furlong.config.destinations import check_destinations, host_and_port, url_of
+from furlong.config.destinations import check_destinations, host_and_port, is_loopback, url_of
 from furlong.config.rules import check_metrics
 from furlong.config.sections import MetricsSection, RunSection
 
@@ -58,3 +58,8 @@ def test_url_that_stands_in_a_file_is_read_and_a_missing_file_is_named(tmp_path:
     (missing,) = check_destinations(MetricsSection(metrics_webhook=f"@{tmp_path}/none"))
     assert "none, which cannot be read: No such file" in str(missing)
     assert check_destinations(MetricsSection(metrics_webhook=f"@{tmp_path}/bad"))
+
+
+def test_what_is_of_this_host_alone() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "[::1]", "::1", "localhost", "a.localhost")))
+    assert not any(map(is_loopback, ("", "0.0.0.0", "::", "10.0.0.1", "localhost.example.com")))

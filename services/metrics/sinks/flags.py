@@ -3,13 +3,14 @@
 import os
 from collections.abc import Mapping
 
-from furlong.config import RunConfig
+from furlong.config import ConfigError, RunConfig
 from furlong.config.destinations import url_of
+from furlong.config.errors import Problem
 from services.metrics.sinks.sink import SinkSpec
 
 
 def specs_of(config: RunConfig, environment: Mapping[str, str] | None = None) -> list[SinkSpec]:
-    """One a sink, in the order that status shows them."""
+    """One a sink, in the order that status shows them. Raises ConfigError: the file of a URL is gone."""
     metrics, root = config.metrics, config.run.run_dir
     specs = [SinkSpec("jsonl", "jsonl")]
     wandb = _wandb_options(config, os.environ if environment is None else environment)
@@ -24,13 +25,20 @@ def specs_of(config: RunConfig, environment: Mapping[str, str] | None = None) ->
     if metrics.statsd_addr:
         specs.append(SinkSpec("statsd", "statsd", {"addr": metrics.statsd_addr, "prefix": metrics.statsd_prefix}))
     if metrics.otlp_endpoint:
-        endpoint = url_of(metrics.otlp_endpoint)
+        endpoint = _url("otlp_endpoint", metrics.otlp_endpoint)
         specs.append(SinkSpec("otlp", "otlp", {"endpoint": endpoint}))
         specs.append(SinkSpec("otlp_logs", "otlp_logs", {"endpoint": endpoint}))
     if metrics.metrics_webhook:
-        specs.append(SinkSpec("webhook", "webhook", {"url": url_of(metrics.metrics_webhook)}))
+        specs.append(SinkSpec("webhook", "webhook", {"url": _url("metrics_webhook", metrics.metrics_webhook)}))
     specs += [SinkSpec(path, "python", {"class": path}) for path in dict.fromkeys(metrics.metrics_sink)]
     return specs
+
+
+def _url(field: str, given: str) -> str:
+    try:
+        return url_of(given)
+    except ValueError as error:
+        raise ConfigError([Problem(f"metrics.{field}", given, str(error), "See its path and mode.")]) from error
 
 
 def _wandb_options(config: RunConfig, environment: Mapping[str, str]) -> dict[str, object]:

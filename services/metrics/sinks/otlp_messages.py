@@ -31,6 +31,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from furlong import __version__
+from furlong.asking.levels import CRITICAL, DEBUG, ERROR, INFO, NAMES, WARNING, level_number
 from services.metrics.sinks.drawn import Drawn
 from services.metrics.sinks.names import folder_of
 
@@ -38,8 +39,7 @@ NAMESPACE = "furlong"
 MAX_NAME_CHARS = 255
 MAX_DEPTH = 6
 _fold = folder_of("A-Za-z0-9_./-")
-_SEVERITIES = {"debug": 5, "info": 9, "warning": 13, "error": 17, "critical": 21}
-_LEVELS = {"warn": "warning", "fatal": "critical", "exception": "error", "trace": "debug", "notset": "info"}
+_SEVERITIES = {DEBUG: 5, INFO: 9, WARNING: 13, ERROR: 17, CRITICAL: 21}
 _NOT_ATTRIBUTES = frozenset({"ts", "level", "event", "run", "service", "instance"})
 
 
@@ -51,7 +51,7 @@ def metrics_request(rows: Iterable[Drawn]) -> bytes:
         metrics = by_run.setdefault(row.run, {})
         common = _attributes({"furlong.axis": row.axis, "furlong.attempt": row.attempt})
         time_ns = row.time_us * 1000 + row.row_id % 1000
-        for key, value in {row.axis: float(row.step), **row.values}.items():
+        for key, value in {**row.values, row.axis: float(row.step)}.items():
             points = _metric(metrics, "gauge", key).gauge.data_points
             attributes = [*common, _attribute("furlong.key", key)]
             points.append(NumberDataPoint(time_unix_nano=time_ns, as_double=value, attributes=attributes))
@@ -123,14 +123,13 @@ def rejected(answer: bytes, *, logs: bool) -> tuple[int, str]:
 
 def _log_record(said: Said) -> LogRecord:
     body = said.body
-    level = str(body.get("level") or "info").lower()
-    level = _LEVELS.get(level, level)
+    level = level_number(body.get("level"))
     more = {name: value for name, value in body.items() if name not in _NOT_ATTRIBUTES}
     return LogRecord(
         time_unix_nano=_time_ns(body.get("ts"), said.received_us),
         observed_time_unix_nano=said.received_us * 1000,
-        severity_number=_SEVERITIES.get(level, 0),  # type: ignore[arg-type]  # the enum's numbers
-        severity_text=level.upper(),
+        severity_number=_SEVERITIES[level],  # type: ignore[arg-type]  # the enum's numbers
+        severity_text=NAMES[level].upper(),
         body=AnyValue(string_value=_text(body.get("event", ""))),
         attributes=[_attribute("log.record.uid", said.uid), *_attributes(more)],
     )

@@ -5,7 +5,6 @@ The rest of a URL may hold a secret. A proxy of the environment is used, but not
 
 import datetime
 import email.utils
-import ipaddress
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import aiohttp
 
+from furlong.config.destinations import is_loopback
 from furlong.jsonline import Secrets
 
 CONNECT_LIMIT_S = 10.0
@@ -89,7 +89,7 @@ class Poster:
             self._session = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=self._limit_s, sock_connect=CONNECT_LIMIT_S),
                 connector=aiohttp.TCPConnector(limit=4),
-                trust_env=not is_loopback(self._url),
+                trust_env=not is_loopback(urlsplit(self._url).hostname or ""),
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
@@ -118,15 +118,6 @@ def retry_after_s(header: str, now: float | None = None) -> float:
     except (ValueError, TypeError, OverflowError):
         return 0.0
     return min(MAX_RETRY_AFTER_S, max(0.0, seconds))
-
-
-def is_loopback(url: str) -> bool:
-    """Whether a URL means this machine."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 def shown(url: str) -> str:

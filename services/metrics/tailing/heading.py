@@ -7,6 +7,8 @@ import datetime
 import re
 from dataclasses import dataclass
 
+from furlong.asking.levels import NAMES, level_number
+
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 _RAY = re.compile(
     r"\((?:(?P<actor>[A-Za-z_][\w:.<>\[\]-]*) )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\)(?: ?\[repeated [^\]]*\])? ?"
@@ -20,7 +22,6 @@ _LEVEL = re.compile(
     r"|(?:^|\[|level=\"?|<)(debug|info|warning|warn|error|critical|fatal)\b|[A-Za-z](Warning): "
 )
 _GLOG = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d")
-_LEVELS = {"warn": "warning", "fatal": "critical"}
 _GLOG_LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "critical"}
 _HEAD_CHARS = 120
 _BRACKETED = 32
@@ -95,7 +96,7 @@ class HeadingReader:
 def _level(head: str) -> str:
     if found := _LEVEL.search(head):
         word = found[found.lastindex or 1].lower()
-        return _LEVELS.get(word, word)
+        return NAMES[level_number(word)]
     if found := _GLOG.match(head):
         return _GLOG_LEVELS[found[1]]
     return "error" if "Traceback (most recent call last)" in head else "info"

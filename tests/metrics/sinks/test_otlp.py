@@ -147,3 +147,10 @@ def test_histogram_keeps_its_bins() -> None:
 
 def test_headers_are_read_as_opentelemetry_writes_them() -> None:
     assert headers_of("a=b%2Cc, d = e ,bad,=x,f=") == {"a": "b,c", "d": "e"}
+
+
+def test_a_value_named_like_its_axis_does_not_hide_the_step() -> None:
+    message = ExportMetricsServiceRequest()
+    message.ParseFromString(metrics_request([Drawn(1, "r", "rollout/step", 7, 1, 5, {"rollout/step": 99.0}, {}, {})]))
+    (metric,) = message.resource_metrics[0].scope_metrics[0].metrics
+    assert [point.as_double for point in metric.gauge.data_points] == [7.0]
