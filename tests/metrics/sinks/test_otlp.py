@@ -150,7 +150,7 @@ def test_headers_are_read_as_opentelemetry_writes_them() -> None:
 
 
 def test_a_value_named_like_its_axis_does_not_hide_the_step() -> None:
-    message = ExportMetricsServiceRequest()
+    message = metrics_service.ExportMetricsServiceRequest()
     message.ParseFromString(metrics_request([Drawn(1, "r", "rollout/step", 7, 1, 5, {"rollout/step": 99.0}, {}, {})]))
     (metric,) = message.resource_metrics[0].scope_metrics[0].metrics
     assert [point.as_double for point in metric.gauge.data_points] == [7.0]
