@@ -10,6 +10,7 @@ checkpoints/       one folder a complete checkpoint
 metrics/           the metrics service's durable log
 spool/             records that the metrics service has not acknowledged yet
 rollout/           batches kept since the last checkpoint
+router/            the workers that are registered with the router
 traces/            the profiler's traces, if asked for
 """
 
@@ -57,6 +58,10 @@ class RunDir:
         return self.root / "spool"
 
     @property
+    def router_state(self) -> Path:
+        return self.root / "router" / "workers.json"
+
+    @property
     def rollout_store(self) -> Path:
         return self.root / "rollout"
 
@@ -68,14 +73,15 @@ class RunDir:
         """The JSON-lines log of one instance, for example `trainer-0`."""
         return self.root / "logs" / f"{instance}.jsonl"
 
-    def create(self, *, alone: bool = False) -> "RunDir":
+    def create(self, *, alone: str = "") -> "RunDir":
         """Make the folders. Raises ConfigError when the place cannot be written.
 
-        alone: of a metrics service that belongs to no run.
+        alone: the service of no run that works here. Empty: a run's.
         """
-        of_runs = () if alone else (self.checkpoints, self.rollout_store)
+        own = {"metrics": self.metrics_store, "router": self.router_state.parent}
+        stores = [own[alone]] if alone else [*own.values(), self.checkpoints, self.rollout_store]
         try:
-            for folder in (self.log("x").parent, self.metrics_store, self.spool, *of_runs):
+            for folder in (self.log("x").parent, self.spool, *stores):
                 folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.root):
                 pass

@@ -65,12 +65,14 @@ def start(
     foreground: also log to stderr, for who runs one service by hand or under systemd.
     alone: the service belongs to no run.
     """
-    run_dir = RunDir(Path(config.run.run_dir)).create(alone=alone)
+    run_dir = RunDir(Path(config.run.run_dir)).create(alone=service if alone else "")
     if (
         not alone and not run_dir.config.exists()
     ):  # `furlong up` writes it; services that are started one by one do here
         write_atomically(run_dir.config, to_toml(config).encode(), mode=0o600)
     telemetry = Telemetry.for_run(config, run_dir, service=service, instance=instance)
+    if alone and service != "metrics" and not config.metrics.metrics_addr:
+        telemetry.switch_off()
     logs.configure(
         run=config.run.name,
         service=service,

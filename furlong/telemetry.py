@@ -193,6 +193,11 @@ class Telemetry:
         atexit.unregister(self.close)
         return request is not None and request.done.is_set()
 
+    def switch_off(self) -> None:
+        """Drop all records, where nobody will ever take them: they would only fill the spool. Before the first one."""
+        self._closed = True
+        atexit.unregister(self.close)
+
     # -- inside
 
     def _new_shipper(self) -> Shipper:

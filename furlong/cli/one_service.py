@@ -23,8 +23,8 @@ def run_service(service: str, arguments: Sequence[str]) -> int:
 
     --rank N: which trainer rank this is. --parent-pid PID: end when that process, which must be our parent, ends.
     """
-    if service == "metrics" and is_alone(arguments):
-        return run_alone(arguments)
+    if is_alone(service, arguments):
+        return run_alone(service, arguments)
     taken = take_options(arguments, OPTIONS)
     parent_pid = whole_number(taken.options, "parent-pid")
     die_with_parent(parent_pid)

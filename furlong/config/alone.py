@@ -1,72 +1,150 @@
-"""The configuration of a metrics service alone: that of no run. Pure but for `--help`, which prints and ends."""
+"""The configuration of a service alone, which belongs to no run: of the metrics service, of the router.
 
-from collections.abc import Mapping, Sequence
+Pure but for `--help`, which prints and ends.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from furlong.config.errors import ConfigError, Problem
 from furlong.config.load import OwnFlag, Tree, known_flags, problems_of, read_flags
+from furlong.config.routerrules import check_router
 from furlong.config.rules import check_host, check_metrics
-from furlong.config.sections import MetricsSection, RunConfig
+from furlong.config.sections import MetricsSection, RouterSection, RunConfig
 
-DEFAULT_PORT = 8660
-DEFAULT_DIR = "furlong-metrics"
-NAME = "metrics-service"
-"""The run that the service's own log lines are filed under."""
-_OF_RUNS = ("metrics_port", "metrics_addr", "telemetry_queue_size", "telemetry_spool_bytes")
-OFFERED: Mapping[str, tuple[str, ...]] = {
-    "run": ("name", "drain_budget_s", "log_level"),
-    "metrics": tuple(name for name in MetricsSection.model_fields if name not in _OF_RUNS),
-}
+_PORT = "Port of HTTP. 0: a free one."
+_DIR = "Folder of what it keeps. Only one service works in a folder at a time."
 
 
-OWN = (
-    OwnFlag("port", DEFAULT_PORT, "Port of HTTP. 0: a free one. gRPC has the next one."),
-    OwnFlag("host", RunConfig().run.host, "Address to listen on: of this host's loopback interface, IPv4 or IPv6."),
-    OwnFlag("dir", DEFAULT_DIR, "Folder of what it keeps. Only one service works in a folder at a time."),
+@dataclass(frozen=True)
+class Alone:
+    """What one service takes when it runs alone."""
+
+    service: str
+    """Also the section of its flags."""
+    port: int
+    folder: str
+    name: str
+    """The run that its own log lines are filed under."""
+    host_field: tuple[str, str]
+    """Section and field that the host goes to."""
+    offered: Mapping[str, tuple[str, ...]]
+    """Section -> the fields that are taken."""
+    own: tuple[OwnFlag, ...]
+    """Taken out of the command line before the others are read."""
+    check: Callable[[RunConfig], list[Problem]]
+    prefix: str = ""
+    """Fields whose names begin so have flags with and without it."""
+    defaults: Mapping[str, object] | None = None
+    """Of fields of its section, where they are others than a run's."""
+
+    def is_offered(self, flag: str) -> bool:
+        """Whether a word of the command line is no flag, or one that is taken."""
+        if not flag.startswith("--"):
+            return True
+        field = flag.removeprefix("--").partition("=")[0].removeprefix("no-").replace("-", "_")
+        own = {flag.name for flag in self.own}
+        known = {field, self.prefix + field}
+        return (
+            field == "help"
+            or field.removeprefix(self.prefix) in own
+            or any(known & set(fields) for fields in self.offered.values())
+        )
+
+    def describes_run(self, flag: str) -> bool:
+        """Whether a word is a flag of runs that a service alone does not take."""
+        name = flag.removeprefix("--").partition("=")[0].replace("_", "-")
+        return flag.startswith("--") and not self.is_offered(flag) and name in known_flags()
+
+    def with_prefix(self, name: str) -> str:
+        """A flag's name, without dashes, as a run spells it."""
+        off = "no-" if name.startswith("no-") else ""
+        field = self.prefix + name.removeprefix("no-").replace("-", "_")
+        in_section = self.prefix and field in self.offered[self.service]
+        return f"{off}{field.replace('_', '-')}" if in_section else name
+
+
+def _fields(section: type[MetricsSection] | type[RouterSection], *besides: str) -> tuple[str, ...]:
+    return tuple(name for name in section.model_fields if name not in besides)
+
+
+_RUN = ("name", "drain_budget_s", "log_level")
+METRICS = Alone(
+    service="metrics",
+    port=8660,
+    folder="furlong-metrics",
+    name="metrics-service",
+    host_field=("run", "host"),
+    offered={
+        "run": _RUN,
+        "metrics": _fields(
+            MetricsSection, "metrics_port", "metrics_addr", "telemetry_queue_size", "telemetry_spool_bytes"
+        ),
+    },
+    own=(
+        OwnFlag("port", 8660, f"{_PORT} gRPC has the next one."),
+        OwnFlag("host", RunConfig().run.host, "Address to listen on: of this host's loopback interface, IPv4 or IPv6."),
+        OwnFlag("dir", "furlong-metrics", _DIR),
+    ),
+    check=lambda config: [*check_host(config), *check_metrics(config)],
 )
-"""Taken out of the command line before the others are read."""
-_OWN_NAMES = frozenset(flag.name for flag in OWN)
+ROUTER = Alone(
+    service="router",
+    port=30000,
+    folder="furlong-router",
+    name="router",
+    host_field=("router", "router_host"),
+    offered={
+        "run": _RUN,
+        "router": _fields(RouterSection, "router_port", "router_host", "router_addr"),
+        "metrics": ("metrics_addr",),
+    },
+    own=(
+        OwnFlag("port", 30000, _PORT),
+        OwnFlag("host", RunConfig().run.host, "Address to listen on. Other than loopback needs --token-file."),
+        OwnFlag("dir", "furlong-router", f"{_DIR} Workers that are registered are in it, and come back."),
+    ),
+    check=check_router,
+    prefix="router_",
+    defaults={"router_require_policy_version": False},
+)
 
 
-def is_offered(flag: str) -> bool:
-    """Whether a word of the command line is no flag, or one that a service alone takes."""
-    if not flag.startswith("--"):
-        return True
-    field = flag.removeprefix("--").partition("=")[0].removeprefix("no-").replace("-", "_")
-    return field == "help" or field in _OWN_NAMES or any(field in fields for fields in OFFERED.values())
-
-
-def describes_run(flag: str) -> bool:
-    """Whether a word is a flag of runs that a service alone does not take."""
-    name = flag.removeprefix("--").partition("=")[0].replace("_", "-")
-    return flag.startswith("--") and not is_offered(flag) and name in known_flags()
-
-
-def load_alone(
-    flags: Sequence[str], *, port: int, host: str | None, folder: str, prog: str, description: str
-) -> RunConfig:
-    """What the flags say. port: of HTTP; gRPC has the next one unless it is named. Raises ConfigError."""
-    defaults: Tree = {"run": {"name": NAME}}
-    tree = read_flags(flags, tree=defaults, prog=prog, description=description, offered=OFFERED, own=OWN)
-    run, metrics = tree.setdefault("run", {}), tree.setdefault("metrics", {})
-    run["run_dir"] = folder
+def load_alone(kind: Alone, flags: Sequence[str], *, port: int, host: str | None, folder: str, about: str) -> RunConfig:
+    """What the flags say. port: of HTTP. about: what `--help` says first. Raises ConfigError."""
+    defaults: Tree = {"run": {"name": kind.name}, kind.service: dict(kind.defaults or {})}
+    tree = read_flags(
+        flags,
+        tree=defaults,
+        prog=f"furlong {kind.service}",
+        description=about,
+        offered=kind.offered,
+        own=kind.own,
+        prefix=kind.prefix,
+    )
+    tree.setdefault("run", {})["run_dir"] = folder
+    section = tree.setdefault(kind.service, {})
     if host is not None:
-        run["host"] = host
-    metrics["metrics_port"] = port
-    metrics.setdefault("metrics_grpc_port", port + 1 if port else 0)
+        host_section, field = kind.host_field
+        tree.setdefault(host_section, {})[field] = host
+    section[f"{kind.service}_port"] = port
+    if kind is METRICS:
+        section.setdefault("metrics_grpc_port", port + 1 if port else 0)
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(problems_of(error)) from error
-    if problems := [*check_host(config), *check_metrics(config), *_check_ports(config)]:
+    if problems := [*kind.check(config), *_check_ports(kind, config)]:
         raise ConfigError(problems)
     return config
 
 
-def _check_ports(config: RunConfig) -> list[Problem]:
-    metrics = config.metrics
-    if not metrics.metrics_port or metrics.metrics_port != metrics.metrics_grpc_port:
+def _check_ports(kind: Alone, config: RunConfig) -> list[Problem]:
+    section = getattr(config, kind.service)
+    http, grpc = (getattr(section, f"{kind.service}_{name}") for name in ("port", "grpc_port"))
+    if not http or http != grpc:
         return []
-    rule = "must not be the port of HTTP"
-    return [Problem("metrics.metrics_grpc_port", metrics.metrics_grpc_port, rule, "Leave --metrics-grpc-port out.")]
+    rule, flag = "must not be the port of HTTP", f"--{kind.service}-grpc-port"
+    return [Problem(f"{kind.service}.{kind.service}_grpc_port", grpc, rule, f"Leave {flag} out.")]

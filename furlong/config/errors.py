@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 _SECRET_WORDS = ("key", "keys", "token", "secret", "password", "passwd", "credential", "credentials")
-_NOT_SECRET = ("input", "label", "metadata", "reward")
+_NOT_SECRET = ("input", "label", "metadata", "reward", "session", "tls")
+"""Words before the last that make it none: --router-session-key says where a name stands, --router-tls-key a file."""
 
 
 def is_secret_name(name: str) -> bool:

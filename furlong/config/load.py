@@ -48,15 +48,17 @@ def read_flags(
     description: str,
     offered: Mapping[str, Container[str]] | None = None,
     own: Sequence[OwnFlag] = (),
+    prefix: str = "",
 ) -> Tree:
     """The tree of a file, with what the flags say laid over it; neither resolved nor checked between fields.
 
     offered: the only sections and fields that are taken. None: all. own: what the command has taken out of the flags.
+    prefix: --help shows fields whose names begin so without it; the flags that are given here have it.
     Raises ConfigError and SystemExit as load_config.
     """
     _refuse_secrets(flags)
-    _refuse_unknown(flags, own)
-    return _parse_flags(tree, flags, prog=prog, description=description, offered=offered, own=own)
+    _refuse_unknown(flags, own, prefix)
+    return _parse_flags(tree, flags, prog=prog, description=description, offered=offered, own=own, prefix=prefix)
 
 
 def load_resolved(path: Path) -> RunConfig:
@@ -109,9 +111,12 @@ def _refuse_secrets(flags: Sequence[str]) -> None:
             raise ConfigError([Problem(name, "", "no flag takes a secret: a command line can be read by all", remedy)])
 
 
-def _refuse_unknown(flags: Sequence[str], own: Sequence[OwnFlag]) -> None:
+def _refuse_unknown(flags: Sequence[str], own: Sequence[OwnFlag], prefix: str) -> None:
     """Words that are no flag and no flag's value, all at once, each with what was probably meant."""
     known = known_flags() | {flag.name: "value" for flag in own}
+    if prefix:  # shown first: they are what a person meant
+        long = prefix.replace("_", "-")
+        known = {name.replace(long, "", 1): kind for name, kind in known.items() if long in name} | known
     problems = []
     flag, names_a_switch = "", False
     for word, following in zip(flags, [*flags[1:], ""], strict=False):
@@ -202,6 +207,7 @@ def _parse_flags(
     description: str,
     offered: Mapping[str, Container[str]] | None,
     own: Sequence[OwnFlag],
+    prefix: str,
 ) -> Tree:
     """The file's tree with the flags laid over it; only fields that were given are in it.
 
@@ -218,7 +224,7 @@ def _parse_flags(
         fields = [
             (
                 field,
-                _flag_type(field_info),
+                _flag_type(field_info, name=field.removeprefix(prefix).replace("_", "-")),
                 dataclasses.field(default=getattr(getattr(defaults, name), field)),
             )
             for field, field_info in model.model_fields.items()
@@ -228,7 +234,11 @@ def _parse_flags(
         twin.__doc__ = model.__doc__
         sections[name] = twin
     root = dataclasses.make_dataclass("Flags", [(name, twin, twin()) for name, twin in sections.items()], frozen=True)
-    parsed = tyro.cli(tyro.conf.OmitArgPrefixes[root], args=list(flags), prog=prog, description=description)
+    long = prefix.replace("_", "-")
+    words = [
+        word.replace(long, "", 1) if long and word.startswith((f"--{long}", f"--no-{long}")) else word for word in flags
+    ]
+    parsed = tyro.cli(tyro.conf.OmitArgPrefixes[root], args=words, prog=prog, description=description)
     return _overlay(tree, flags, parsed)
 
 
@@ -270,8 +280,8 @@ def _other_names(info: FieldInfo) -> list[str]:
     return [name for item in info.metadata if isinstance(item, Also) for name in item.names]
 
 
-def _flag_type(info: FieldInfo) -> Any:  # Any: a type expression
-    """The field's annotation for tyro: constraints off, documentation and other names on.
+def _flag_type(info: FieldInfo, *, name: str) -> Any:  # Any: a type expression
+    """The field's annotation for tyro: constraints off, name, documentation and other names on.
 
     `None` takes a value away, which the help says once for all flags.
     """
@@ -280,6 +290,7 @@ def _flag_type(info: FieldInfo) -> Any:  # Any: a type expression
     also = [f"--{name}" for name in _other_names(info)]
     plain, choices = _plain(info.annotation), _optional_choices(info.annotation)
     described = tyro.conf.arg(
+        name=name,
         help=" ".join((info.description or "").split()),
         aliases=also or None,
         metavar=f"{{{','.join(choices)}}}" if choices else _optional_metavar(plain),

@@ -3,11 +3,11 @@
 `resolve` fills in values that follow from others; `check` names every broken rule at once.
 """
 
-import ipaddress
 import math
 
-from furlong.config.destinations import check_destinations
+from furlong.config.destinations import check_destinations, is_loopback
 from furlong.config.errors import ConfigError, Problem
+from furlong.config.routerrules import check_router
 from furlong.config.sections import RunConfig, RunSection
 
 KNOBS = ("rollout_batch_size", "n_samples_per_prompt", "global_batch_size", "num_steps_per_rollout")
@@ -86,7 +86,8 @@ def _solve_engines(config: RunConfig) -> dict[str, int]:
 
 def check(config: RunConfig) -> list[Problem]:
     """Every rule between fields that is broken, in the order of the sections. Files are not looked at."""
-    return [*_check_run(config), *_check_trainer(config), *_check_rollout(config), *check_metrics(config)]
+    sections = (_check_run, _check_trainer, _check_rollout, _check_router, check_metrics)
+    return [problem for section in sections for problem in section(config)]
 
 
 def _check_run(config: RunConfig) -> list[Problem]:
@@ -206,6 +207,12 @@ def _check_rollout(config: RunConfig) -> list[Problem]:
     return problems
 
 
+def _check_router(config: RunConfig) -> list[Problem]:
+    """The router's own rules, but for a host that is no loopback address: of --host that is told already."""
+    told = bool(check_host(config)) and not config.router.router_host
+    return [problem for problem in check_router(config) if not told or problem.key != "router.router_host"]
+
+
 def check_metrics(config: RunConfig) -> list[Problem]:
     """The metrics section's own rules, which hold for a service alone too."""
     metrics = config.metrics
@@ -231,14 +238,6 @@ def _check_shared(config: RunConfig) -> list[Problem]:
         remedy = "Give --alert-rules to that service; here it only tells --halt-on the names of rules."
         problems.append(Problem("metrics.alert_rules", config.metrics.alert_rules, rule, remedy))
     return problems
-
-
-def is_loopback(host: str) -> bool:
-    """Whether the host is a loopback address or the name localhost."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _kebab(name: str) -> str:

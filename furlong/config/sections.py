@@ -263,11 +263,13 @@ class RouterSection(Section):
 
     router_port: Port = 0
     """HTTP port. 0: a free one."""
+    router_host: str = ""
+    """Address that the router listens on. Empty: that of --host. Other than loopback needs --router-token-file."""
     router_grpc_port: Port = 0
     """gRPC port. 0: a free one."""
     router_addr: str = ""
     """HTTP and gRPC address of a router that runs elsewhere, `http://HOST:PORT,HOST:GRPC_PORT`. Empty: found in the run
-    directory."""
+    directory. Of an https one --router-tls-cert may name a certificate to trust."""
     router_worker_urls: tuple[str, ...] = ()
     """Workers that are registered from the start; one that is down is looked after until it comes."""
     router_processes: Annotated[int, Field(ge=1, le=64)] = 1

@@ -14,6 +14,8 @@ from furlong.alertrules.webhook_urls import check_webhooks
 from furlong.config import RunConfig
 from furlong.config.destinations import tail_problems
 from furlong.config.errors import Problem
+from furlong.config.routerrules import router_host
+from furlong.launch.routerfiles import bad_router_files
 
 # What a service cannot start without; the extra of the distribution has the service's name.
 NEEDED_MODULES: Mapping[str, tuple[str, ...]] = {
@@ -36,7 +38,7 @@ def check_machine(config: RunConfig, services: Iterable[str], environment: Mappi
     """
     services = list(services)
     problems = [*missing_packages(config, services), *_missing_files(config), *_bad_addresses(config, services)]
-    problems += check_alerts(config.metrics)
+    problems += [*check_alerts(config.metrics), *bad_router_files(config)]
     if "metrics" in services:
         problems += tail_problems(config.metrics.tail)
         problems += check_webhooks(config.metrics.alert_webhook, config.metrics.alert_slack_webhook_file)
@@ -117,13 +119,17 @@ def _unreadable(key: str, file: str) -> Iterator[Problem]:
 
 
 def _bad_addresses(config: RunConfig, services: Iterable[str]) -> Iterator[Problem]:
-    host = config.run.host.strip("[]")
-    if reason := _cannot_listen(host, 0):
-        yield Problem("run.host", config.run.host, f"must be an address of this machine: {reason}")
-        return
-    ports = {"router": config.router.router_port, "metrics": config.metrics.metrics_port}
-    for service, port in ports.items():
-        if service in services and port and (reason := _cannot_listen(host, port)):
+    hosts = {"run.host": config.run.host, "router.router_host": config.router.router_host}
+    for key, host in hosts.items():
+        if host and (reason := _cannot_listen(host.strip("[]"), 0)):
+            yield Problem(key, host, f"must be an address of this machine: {reason}")
+            return
+    places = {
+        "router": (router_host(config), config.router.router_port),
+        "metrics": (config.run.host, config.metrics.metrics_port),
+    }
+    for service, (host, port) in places.items():
+        if service in services and port and (reason := _cannot_listen(host.strip("[]"), port)):
             remedy = f"Give another --{service}-port, or 0 for a free one."
             yield Problem(f"{service}.{service}_port", port, f"cannot be listened on: {reason}", remedy)
 

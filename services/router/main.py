@@ -12,12 +12,15 @@ import uvloop
 from furlong import addresses, rpc
 from furlong.addresses import join_host_port
 from furlong.config import RunConfig
+from furlong.config.routerrules import router_host
+from furlong.folderlock import FolderLock
 from furlong.service import ServiceContext, run_async
 from furlong.v1 import router_pb2_grpc
 from services.router.control.app import control_app
 from services.router.control.grpc_service import NAME, RouterServicer
 from services.router.http.front import Front
 from services.router.http.server import bind, serve_http
+from services.router.introduction import introduced
 from services.router.router import Router
 from services.router.settings import RouterSettings
 
@@ -40,9 +43,16 @@ class Listening:
     """Background tasks; none of them ends by itself."""
 
 
-def main(config: RunConfig, *, rank: int, foreground: bool) -> int:
-    """Run the router until it is asked to stop; the exit code."""
-    return run_async(config, service="router", foreground=foreground, serve=_serve, loop_factory=uvloop.new_event_loop)
+def main(config: RunConfig, *, rank: int, foreground: bool, alone: bool = False) -> int:
+    """Run the router until it is asked to stop; the exit code. alone: of no run."""
+    return run_async(
+        config,
+        service="router",
+        foreground=foreground,
+        serve=introduced(_serve) if alone else _serve,
+        loop_factory=uvloop.new_event_loop,
+        alone=alone,
+    )
 
 
 @contextlib.asynccontextmanager
@@ -83,13 +93,19 @@ async def listening(
 async def _serve(context: ServiceContext) -> AsyncGenerator[None]:
     _raise_file_limit()
     config = context.config
-    async with listening(
-        RouterSettings.of(config),
-        host=config.run.host,
-        http_port=config.router.router_port,
-        grpc_port=config.router.router_grpc_port,
-        drain_s=DRAIN_SHARE * config.run.drain_budget_s,
-    ) as running:
+    stack = contextlib.AsyncExitStack()
+    remedy = "Stop it, or give another folder."
+    stack.enter_context(FolderLock(context.run_dir.router_state.parent, service="router", remedy=remedy))
+    async with (
+        stack,
+        listening(
+            RouterSettings.of(config),
+            host=router_host(config),
+            http_port=config.router.router_port,
+            grpc_port=config.router.router_grpc_port,
+            drain_s=DRAIN_SHARE * config.run.drain_budget_s,
+        ) as running,
+    ):
         for task in running.tasks:
             context.watch(task)
         addresses.publish(context.run_dir, context.instance, grpc=running.grpc, http=running.http)

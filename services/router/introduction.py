@@ -1,0 +1,41 @@
+"""What a router that was started by hand, alone, says first: where it is, and what to do with it."""
+
+import contextlib
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager
+
+from furlong import addresses
+from furlong.addresses import Address
+from furlong.service import ServiceContext
+
+Serve = Callable[[ServiceContext], AbstractAsyncContextManager[None]]
+
+
+def introduced(serve: Serve) -> Serve:
+    """A service that tells of itself on stderr once it serves."""
+
+    @contextlib.asynccontextmanager
+    async def serve_and_tell(context: ServiceContext) -> AsyncGenerator[None]:
+        async with serve(context):
+            if (own := addresses.find(context.run_dir, context.instance)) is not None:
+                with contextlib.suppress(OSError, ValueError):  # a stderr that is closed is no reason not to serve
+                    print("\n".join(_lines(context, own)), file=sys.stderr, flush=True)
+            yield
+
+    return serve_and_tell
+
+
+def _lines(context: ServiceContext, own: Address) -> list[str]:
+    router, folder = context.config.router, context.run_dir.root
+    token = f' -H "Authorization: Bearer $(cat {router.router_token_file})"' if router.router_token_file else ""
+    num_workers = len(router.router_worker_urls)
+    workers = f"; {num_workers} workers from --worker-urls" if num_workers else ""
+    return [
+        f"furlong router serves {own.http} and gRPC {own.grpc}; its workers are kept in {folder}{workers}",
+        f'  register  curl {own.http}/workers{token} -d \'{{"url": "http://HOST:PORT"}}\'',
+        f"  look      curl {own.http}/workers{token}",
+        f"  use       {own.http}/v1/chat/completions, /generate and every other path of its workers",
+        f"  metrics   {own.http}/metrics",
+        f"  log       {context.run_dir.log(context.instance)}",
+    ]
