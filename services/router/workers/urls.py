@@ -18,7 +18,11 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-class BadUrl(ValueError):
+class BadWorker(ValueError):
+    """What was sent to register a worker is refused; the message gives key, value, rule and remedy."""
+
+
+class BadUrl(BadWorker):
     """A worker address that is refused; the message gives value, rule and remedy."""
 
 
