@@ -1,11 +1,12 @@
 """What the rest of the router calls to be counted: one call a request, and one for a connection, a probe, a retry.
 
-Owns the counters of this process and the access log. On the event loop only; nothing here awaits, raises or renders.
+Owns the counters of this process and the access log. On the event loop only; nothing that a request calls awaits,
+raises or renders.
 """
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from services.router.settings import RouterSettings
@@ -13,7 +14,10 @@ from services.router.watch.access_log import AccessLog
 from services.router.watch.buckets import BOUNDS_S
 from services.router.watch.counters import Cell, OfWorker, count
 from services.router.watch.finished import Finished, HasUrl
+from services.router.watch.loop_lag import LoopLag
 from services.router.watch.path_classes import CLASSES, OTHER
+from services.router.watch.process import read_process
+from services.router.watch.snapshot import Snapshot, counts_of, worker_views
 
 FORGET_AFTER_S = 120.0
 """How long the series of a worker that left are still shown: longer than Prometheus waits between two scrapes."""
@@ -54,6 +58,12 @@ class Observer:
         self._now = now
         self._by_worker: dict[tuple[HasUrl | None, str], Cell] = {}
         """The same cells, by what a request has at hand."""
+        self.lag = LoopLag(now=now)
+        self.process = "0"
+        """The name of this process among several."""
+        self.others: Callable[[], Awaitable[Sequence[Snapshot]]] | None = None
+        """Asks the router's other processes for their snapshots, and tells what those that ended left."""
+        self._started_at = time.time()
         self._every = settings.access_log_every
         self._until_line = settings.access_log_every
 
@@ -127,6 +137,22 @@ class Observer:
                 add_cell(self.gone.setdefault(path_class, Cell()), cell)
         known: set[object] = {None, *everyone}
         self._by_worker = {key: cell for key, cell in self._by_worker.items() if key[0] in known}
+
+    def snapshot(self) -> Snapshot:
+        """Everything as plain numbers (snapshot.py), of this process."""
+        self.forget_gone()
+        workers = [] if self.workers is None else self.workers.all()
+        return {
+            **counts_of(self),
+            "num_waiting": 0 if self.workers is None else self.workers.num_waiting(),
+            "workers": worker_views(workers),
+            "shown": sorted({*self.of_worker, *(str(worker.url) for worker in workers)}),
+            "processes": {self.process: read_process(lag_s=self.lag.worst_s(), started_at=self._started_at)},
+        }
+
+    async def snapshots(self) -> list[Snapshot]:
+        """This process's, and those of all others."""
+        return [self.snapshot(), *(await self.others() if self.others is not None else ())]
 
     def _failed(self, passage: Finished) -> None:
         kind = passage.error or "worker_status"
