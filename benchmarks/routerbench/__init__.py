@@ -1,0 +1,1 @@
+"""What `benchmarks/router.py` and `benchmarks/router_behaviour.py` are made of."""
