@@ -22,7 +22,7 @@ from typing import Any, SupportsFloat, SupportsIndex
 
 import orjson
 
-AXES = ("train/step", "rollout/step", "eval/step", "engine/time")
+AXES = ("train/step", "rollout/step", "eval/step", "engine/time", "router/time")
 MAX_BINS = 512
 MAX_COLUMNS = 64
 MAX_ROWS = 1_000

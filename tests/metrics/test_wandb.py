@@ -47,7 +47,8 @@ def test_run_is_one_over_a_restart_and_each_value_is_over_its_axis(make: Make) -
         ("rollout", "perf", "multi_turn", "passrate"), "rollout"
     )
     assert first.axes == {f"{prefix}/*": f"{over}/step" for prefix, over in prefixes.items()} | {
-        "engine/*": "engine/time"
+        "engine/*": "engine/time",
+        "router/*": "router/time",
     }
 
 

@@ -18,7 +18,9 @@ PREFIX = "furlong_"
 OWN = re.compile(r"furlong_(metrics|alert|row|build|process)_")
 """What begins so is about the service; a key that would is put behind `furlong_key_`."""
 ENGINE_AXIS = "engine/time"
-ENGINE_STALE_S = 120.0
+TIME_AXES = (ENGINE_AXIS, "router/time")
+"""Their rows come every few seconds whatever training does: silence means that nobody is there."""
+TIME_STALE_S = 120.0
 _FORBIDDEN = re.compile(r"[^a-zA-Z0-9_]")
 
 
@@ -74,8 +76,10 @@ class Gauges:
             if now - newest > self._stale_after_s:
                 self._num_series -= sum(len(axis.values) for axis in axes.values())
                 del self._runs[run]
-            elif ENGINE_AXIS in axes:
-                self._drop(axes[ENGINE_AXIS], lambda value: now - value.seen_at > ENGINE_STALE_S)
+                continue
+            for name in TIME_AXES:
+                if name in axes:
+                    self._drop(axes[name], lambda value: now - value.seen_at > TIME_STALE_S)
 
     def standing(self) -> Iterator[tuple[Series, float]]:
         """Every value."""

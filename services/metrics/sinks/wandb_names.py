@@ -13,6 +13,7 @@ AXIS_PREFIXES: Mapping[str, tuple[str, ...]] = {
     "rollout/step": ("rollout", "perf", "multi_turn", "passrate"),
     "eval/step": ("eval",),
     "engine/time": ("engine",),
+    "router/time": ("router",),
 }
 MAX_OTHER_NAMES = 20_000
 _HOME = {prefix: axis for axis, prefixes in AXIS_PREFIXES.items() for prefix in prefixes}
