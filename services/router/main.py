@@ -23,6 +23,8 @@ from services.router.http.server import bind, serve_http
 from services.router.introduction import introduced
 from services.router.router import Router
 from services.router.settings import RouterSettings
+from services.router.watch.reporting import Recorder
+from services.router.watch.watching import watching
 
 log = structlog.get_logger()
 
@@ -57,9 +59,18 @@ def main(config: RunConfig, *, rank: int, foreground: bool, alone: bool = False)
 
 @contextlib.asynccontextmanager
 async def listening(
-    settings: RouterSettings, *, host: str, http_port: int, grpc_port: int, drain_s: float
+    settings: RouterSettings,
+    *,
+    host: str,
+    http_port: int,
+    grpc_port: int,
+    drain_s: float,
+    recorder: Recorder | None = None,
 ) -> AsyncGenerator[Listening]:
-    """A router that answers on both surfaces while inside. Leaving it drains. Raises PortTaken."""
+    """A router that answers on both surfaces while inside. Leaving it drains. Raises PortTaken.
+
+    recorder: where rows of the router's numbers go; None: nowhere.
+    """
     sock = bind(host, http_port)
     router = Router(settings)
     servicer = RouterServicer(router)
@@ -77,10 +88,13 @@ async def listening(
     tend = asyncio.create_task(router.tend(), name="tend_connections")
     try:
         front = Front(router, control_app(router))
-        async with serve_http(front, sock, max_head_bytes=settings.max_head_bytes, drain_s=drain_s) as serving:
+        async with (
+            watching(router.observer, recorder) as watchers,
+            serve_http(front, sock, max_head_bytes=settings.max_head_bytes, drain_s=drain_s) as serving,
+        ):
             await grpc_server.set_serving(serving=True)
             try:
-                yield Listening(router, http, grpc_server.address, (tend, serving))
+                yield Listening(router, http, grpc_server.address, (tend, serving, *watchers))
             finally:
                 router.stop_taking()
                 await grpc_server.drain(min(1.0, drain_s))
@@ -104,6 +118,7 @@ async def _serve(context: ServiceContext) -> AsyncGenerator[None]:
             http_port=config.router.router_port,
             grpc_port=config.router.router_grpc_port,
             drain_s=DRAIN_SHARE * config.run.drain_budget_s,
+            recorder=context.telemetry,
         ) as running,
     ):
         for task in running.tasks:

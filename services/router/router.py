@@ -9,6 +9,7 @@ from services.router.http.connections import NotOpened
 from services.router.http.proxy import Proxy
 from services.router.http.upstream import UpstreamError
 from services.router.settings import RouterSettings
+from services.router.watch.observer import Observer
 from services.router.workers.health import Probes
 from services.router.workers.workers import Worker, Workers
 
@@ -23,6 +24,7 @@ class Router:
     def __init__(self, settings: RouterSettings) -> None:
         self.settings = settings
         self.workers = Workers(settings)
+        self.observer = Observer(settings, self.workers)
         self.proxy = Proxy(self.workers, settings)
         self._probes = Probes(self.workers, settings)
 
