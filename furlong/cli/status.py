@@ -68,7 +68,9 @@ def as_table(found: RunStatus, *, width: int | None) -> str:
     """For people. width: columns of their terminal; None: as wide as it needs to be."""
     if not found.run:
         where = f"at {found.run_dir}" if "://" in found.run_dir else f"of no run in {found.run_dir}"
-        return "\n".join([f"metrics service {where}", *_table(found.instances, width), *_sinks(found)])
+        return "\n".join(
+            [f"{found.instances[0].instance} service {where}", *_table(found.instances, width), *_sinks(found)]
+        )
     watched = f"supervised by pid {found.supervised_by}" if found.supervised_by else "not supervised by `furlong up`"
     lines = [f"run {found.run} in {found.run_dir}, {watched}", *_table([*found.instances, *found.engines], width)]
     lines += _sinks(found)

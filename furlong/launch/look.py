@@ -17,6 +17,7 @@ from furlong.launch import shared
 from furlong.launch.checkpoints import newest_checkpoint
 from furlong.launch.lock import Started, is_locked, read_started
 from furlong.launch.plan import ChildPlan, plan_children
+from furlong.launch.routerfiles import token_metadata
 from furlong.launch.rows import Row, read_rows
 from furlong.rundir import RunDir
 
@@ -48,7 +49,7 @@ class RunStatus:
     """A run, as seen now."""
 
     run: str
-    """Empty: it is a metrics service alone."""
+    """Empty: it is a service alone, the one instance."""
     run_dir: str
     supervised_by: int | None
     """Pid of the `furlong up` that watches it; None: nothing does."""
@@ -75,8 +76,9 @@ class RunStatus:
 def look_at(run_dir: RunDir) -> RunStatus:
     """Gather everything. Raises ConfigError when there is no run in the directory."""
     if not run_dir.config.is_file():
-        if run_dir.metrics_store.is_dir():
-            return _look_at_alone(run_dir)
+        for service, folder in (("metrics", run_dir.metrics_store), ("router", run_dir.router_state.parent)):
+            if folder.is_dir():
+                return _look_at_alone(service, run_dir)
         rule = "must be a run directory: it holds no config.toml"
         raise ConfigError([Problem("--run-dir", str(run_dir.root), rule, "Give the --run-dir of `furlong up`.")])
     config = load_resolved(run_dir.config)
@@ -110,10 +112,10 @@ def _last_row(config: RunConfig, run_dir: RunDir) -> tuple[Row | None, str]:
         return None, f"{error}"
 
 
-def _look_at_alone(run_dir: RunDir) -> RunStatus:
-    """A metrics service that belongs to no run."""
-    plan = ChildPlan("metrics", "metrics", (), {})
-    instance = _look_at_instance(plan, addresses.find(run_dir, "metrics"), None, "starting")
+def _look_at_alone(service: str, run_dir: RunDir) -> RunStatus:
+    """A service that belongs to no run."""
+    plan = ChildPlan(service, service, (), {})
+    instance = _look_at_instance(plan, addresses.find(run_dir, service), None, "starting")
     return RunStatus("", str(run_dir.root), None, [instance], [], None, 0, None)
 
 
@@ -121,7 +123,7 @@ def _look_at_instance(plan: ChildPlan, entry: Address | None, started: Started |
     """unready: the word for an instance that lives and does not serve."""
     if entry and entry.alive():
         uptime_s = time.time() - entry.process_started
-        state, details = _ask(plan.service, entry.grpc, unready) if entry.grpc else ("running", {})
+        state, details = _ask(plan.service, entry, entry.grpc, unready) if entry.grpc else ("running", {})
         return InstanceStatus(plan.instance, state, entry.pid, uptime_s, entry.grpc, entry.http, details)
     child = started.children.get(plan.instance) if started else None
     if child is None or not child.alive():
@@ -130,7 +132,7 @@ def _look_at_instance(plan: ChildPlan, entry: Address | None, started: Started |
     return InstanceStatus(plan.instance, state, child.pid, time.time() - child.process_started)
 
 
-def _ask(service: str, address: str, unready: str) -> tuple[str, dict[str, object]]:
+def _ask(service: str, entry: Address, address: str, unready: str) -> tuple[str, dict[str, object]]:
     """Its state by its health, and what it says of itself."""
     import grpc
 
@@ -140,7 +142,7 @@ def _ask(service: str, address: str, unready: str) -> tuple[str, dict[str, objec
         return unready, {}
     asked: Mapping[str, Callable[[str], dict[str, object]]] = {
         "metrics": _ask_metrics,
-        "router": _ask_router,
+        "router": lambda address: _ask_router(address, token_metadata(entry.extra.get("token_file", ""))),
         "rollout": _ask_rollout,
         "trainer": _ask_trainer,
     }
@@ -182,13 +184,13 @@ def _told(messages: "Sequence[Message]") -> list[dict[str, object]]:
     return [{field.name: getattr(item, field.name) for field in item.DESCRIPTOR.fields} for item in messages]
 
 
-def _ask_router(address: str) -> dict[str, object]:
+def _ask_router(address: str, token: Sequence[tuple[str, str]]) -> dict[str, object]:
     from furlong.rpc import channel
     from furlong.v1 import router_pb2, router_pb2_grpc
 
     with channel(address) as to_router:
         stub = router_pb2_grpc.RouterStub(to_router)
-        workers = stub.ListWorkers(router_pb2.ListWorkersRequest(), timeout=CALL_TIMEOUT_S).workers
+        workers = stub.ListWorkers(router_pb2.ListWorkersRequest(), timeout=CALL_TIMEOUT_S, metadata=token).workers
     ready = sum(worker.state == router_pb2.WORKER_STATE_READY for worker in workers)
     in_flight = sum(worker.num_in_flight for worker in workers)
     return {"num_workers": len(workers), "num_ready": ready, "num_in_flight": in_flight}

@@ -4,8 +4,12 @@ import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
+import structlog
+
 from furlong.config import RunConfig
 from furlong.config.errors import Problem
+
+log = structlog.get_logger()
 
 MAX_TOKEN_BYTES = 4096
 
@@ -34,6 +38,17 @@ def read_token(path: str) -> str:
     if not token or any(char <= " " or char == "\x7f" for char in token):
         raise ValueError("it must hold one token: visible ASCII characters without spaces")
     return token
+
+
+def token_metadata(path: str) -> list[tuple[str, str]]:
+    """What a gRPC call to the router carries; nothing without a token file, or when it cannot be read."""
+    if not path:
+        return []
+    try:
+        return [("authorization", f"Bearer {read_token(path)}")]
+    except (OSError, ValueError) as error:
+        log.warning("router_token_unreadable", path=path, error=_words(error))
+        return []
 
 
 def _bad_token(path: str) -> Iterator[Problem]:

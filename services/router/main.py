@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import os
 import resource
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 import uvloop
@@ -65,16 +67,19 @@ async def listening(
     http_port: int,
     grpc_port: int,
     drain_s: float,
+    state_file: Path | None = None,
     recorder: Recorder | None = None,
 ) -> AsyncGenerator[Listening]:
-    """A router that answers on both surfaces while inside. Leaving it drains. Raises PortTaken.
+    """A router that answers on both surfaces while inside. Leaving it drains. Raises PortTaken, ConfigError.
 
+    state_file: where the workers are kept over a restart; None: nowhere.
     recorder: where rows of the router's numbers go; None: nowhere.
     """
     sock = bind(host, http_port)
-    router = Router(settings)
+    router = Router(settings, state_file=state_file)
     servicer = RouterServicer(router)
     try:
+        router.start()
         grpc_server = await rpc.start_server(
             lambda server: router_pb2_grpc.add_RouterServicer_to_server(servicer, server),
             names=(NAME,),
@@ -83,9 +88,10 @@ async def listening(
         )
     except BaseException:
         sock.close()
+        await router.close()
         raise
     http = f"http://{join_host_port(host, sock.getsockname()[1])}"
-    tend = asyncio.create_task(router.tend(), name="tend_connections")
+    tend = asyncio.create_task(router.tend(), name="tend_router")
     try:
         front = Front(router, control_app(router))
         async with (
@@ -118,14 +124,22 @@ async def _serve(context: ServiceContext) -> AsyncGenerator[None]:
             http_port=config.router.router_port,
             grpc_port=config.router.router_grpc_port,
             drain_s=DRAIN_SHARE * config.run.drain_budget_s,
+            state_file=context.run_dir.router_state,
             recorder=context.telemetry,
         ) as running,
     ):
         for task in running.tasks:
             context.watch(task)
-        addresses.publish(context.run_dir, context.instance, grpc=running.grpc, http=running.http)
+        places = {"grpc": running.grpc, "http": running.http}
+        addresses.publish(context.run_dir, context.instance, **places, extra=_told_besides(config))
         log.info("router_listening", http=running.http, grpc=running.grpc)
         yield
+
+
+def _told_besides(config: RunConfig) -> dict[str, str]:
+    """What `furlong status` needs to ask this router: where its token stands."""
+    token_file = config.router.router_token_file
+    return {"token_file": os.path.abspath(token_file)} if token_file else {}
 
 
 def _raise_file_limit() -> None:

@@ -1,52 +1,19 @@
 """`furlong metrics` without a run: what it takes and refuses, and that many runs share it."""
 
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from furlong.addresses import find
 from furlong.config import RunConfig
 from furlong.config.sections import MetricsSection, RunSection
 from furlong.records import Last
 from furlong.rundir import RunDir
 from furlong.telemetry import Telemetry
+from tests.cli.started_alone import Alone
 from tests.cli.test_main import furlong
 from tests.metrics.asking import get, post
-from tests.metrics.running import until
-
-
-class Alone:
-    """One service, as a person starts it."""
-
-    def __init__(self, folder: Path, *flags: str, port: int = 0) -> None:
-        self.folder, self.stderr = folder, folder.with_suffix(".err")
-        command = [sys.executable, "-m", "furlong", "metrics", "--port", str(port), "--dir", str(folder), *flags]
-        with self.stderr.open("wb") as stderr:
-            self.process = subprocess.Popen(command, stderr=stderr)
-        until(lambda: "serves" in self.said() or self.process.poll() is not None, "the service's first line")
-
-    def said(self) -> str:
-        return self.stderr.read_text()
-
-    @property
-    def http(self) -> str:
-        return next(word for word in self.said().split() if word.startswith("http://"))
-
-    @property
-    def grpc(self) -> str:
-        entry = find(RunDir(self.folder), "metrics")
-        assert entry is not None and entry.grpc is not None
-        return entry.grpc
-
-    def end(self) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
 
 
 @pytest.fixture(scope="module")
