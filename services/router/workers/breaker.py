@@ -4,6 +4,16 @@ Knows times and numbers only. That an open worker is used all the same when ever
 matter (`workers.py`): a breaker spares clients a bad worker, it never refuses one by itself.
 """
 
+import enum
+
+
+class BreakerState(enum.StrEnum):
+    """As shown."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+
 
 class Breaker:
     """Closed: gets requests. Open: gets none until `try_at`. Half-open: one is under way, to see."""
@@ -22,11 +32,11 @@ class Breaker:
         """Monotonic time from which one request may try an open worker."""
 
     @property
-    def state(self) -> str:
-        """closed, open or half-open."""
+    def state(self) -> BreakerState:
+        """Half-open: a request that tries it is under way."""
         if not self.is_open:
-            return "closed"
-        return "half-open" if self._trial else "open"
+            return BreakerState.CLOSED
+        return BreakerState.HALF_OPEN if self._trial else BreakerState.OPEN
 
     def failed(self, now: float) -> None:
         """A request failed on the worker's side."""

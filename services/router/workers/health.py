@@ -1,34 +1,51 @@
 """Health probes: one task a worker, each probe on a connection of its own, never through the pool that requests use.
 
-Only looks and reports; `workers.py` decides what it means.
+Only looks and reports; `life.py` decides what it means. So many at once and no more, each at a moment of its own, and
+those that do not answer wait for each other, not before those that do.
 """
 
 import asyncio
+import random
+import time
+
+import structlog
 
 from services.router.http.calls import call
 from services.router.http.connections import ConnectTimeout, NotOpened, Refused
 from services.router.http.upstream import UpstreamError
 from services.router.settings import RouterSettings
-from services.router.workers.workers import Life, Worker, Workers
+from services.router.watch.observer import Observer
+from services.router.workers.worker import Life, Worker
+from services.router.workers.workers import Workers
+
+log = structlog.get_logger()
 
 PROBE_PATH = "/ready"
 """Answered at once by engines, with 503 while they are paused."""
 FALLBACK_PATH = "/health"
 """For engines without the other; may run a generation of one token, and take a second."""
 FIRST_WAIT_S = 0.1
+MAX_AT_ONCE = 128
+"""Probes of workers that answered their last one, or were never probed."""
+MAX_DOUBTFUL_AT_ONCE = 64
+"""Probes of workers that did not: each may take all of its time."""
 
 
 class Probes:
     """The probing tasks."""
 
-    def __init__(self, workers: Workers, settings: RouterSettings) -> None:
+    def __init__(self, workers: Workers, settings: RouterSettings, observer: Observer) -> None:
         self._workers = workers
         self._settings = settings
+        self._observer = observer
+        self._random = random.Random()
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
+        self._places = asyncio.Semaphore(MAX_AT_ONCE)
+        self._doubtful_places = asyncio.Semaphore(MAX_DOUBTFUL_AT_ONCE)
 
     def watch(self, worker: Worker) -> None:
         """Probe a worker from now on, until it is removed."""
-        task = asyncio.create_task(self._run(worker), name=f"probe {worker.url}")
+        task = asyncio.create_task(self._run(worker), name=f"probe {worker.name}")
         self._tasks[worker] = task
         task.add_done_callback(lambda _: self._tasks.pop(worker, None))
 
@@ -41,36 +58,53 @@ class Probes:
 
     async def _run(self, worker: Worker) -> None:
         path = PROBE_PATH
-        wait_s = FIRST_WAIT_S
+        quick_s = FIRST_WAIT_S
+        spread = (0.0, 1.0)  # those that were registered together part with their second probe
         while not worker.removed:
             worker.probe_soon.clear()
-            path = await self._probe(worker, path)
-            settled = worker.life is Life.UP
+            path = await self._in_turn(worker, path)
+            wait_s = quick_s = min(2 * quick_s, self._settings.health_interval_s)
+            if worker.life is Life.UP:
+                wait_s, quick_s = self._settings.health_interval_s * self._random.uniform(*spread), FIRST_WAIT_S
+                spread = (0.8, 1.2)
             try:
-                async with asyncio.timeout(self._settings.health_interval_s if settled else wait_s):
+                async with asyncio.timeout(wait_s):
                     await worker.probe_soon.wait()
             except TimeoutError:
                 pass
-            wait_s = FIRST_WAIT_S if settled else min(2 * wait_s, self._settings.health_interval_s)
 
-    async def _probe(self, worker: Worker, path: str) -> str:
-        """One probe; the path for the next one."""
+    async def _in_turn(self, worker: Worker, path: str) -> str:
+        async with self._doubtful_places if worker.bad_probes or worker.life is Life.DOWN else self._places:
+            if worker.removed:
+                return path
+            began = time.monotonic()
+            try:
+                path, ok = await self._probe(worker, path)
+            except Exception as error:  # the top of the task: without it the worker would never be looked at again
+                log.exception("probe_broken", worker=worker.worker_id, url=worker.name)
+                self._workers.probe_failed(worker, f"GET {path}: {error!r}")
+                ok = False
+            self._observer.probe(worker, ok, time.monotonic() - began)
+            return path
+
+    async def _probe(self, worker: Worker, path: str) -> tuple[str, bool]:
+        """One probe; the path for the next one, and whether this one was answered well."""
         try:
             answer = await call(worker.url, "GET", path, timeout_s=self._settings.health_timeout_s)
         except Refused as error:
             self._workers.gone(worker, str(error))
-            return PROBE_PATH
+            return PROBE_PATH, False
         except (TimeoutError, ConnectTimeout):
             limit_s = self._settings.health_timeout_s
             self._workers.probe_failed(worker, f"GET {path} was not answered within {limit_s:g} s", timed_out=True)
-            return path
+            return path, False
         except (NotOpened, UpstreamError) as error:
             self._workers.probe_failed(worker, f"GET {path}: {error}")
-            return path
+            return path, False
         if 200 <= answer.status < 300:
             self._workers.probe_answered(worker)
-        elif path == PROBE_PATH and answer.status in (404, 405, 501):
+            return path, True
+        if path == PROBE_PATH and answer.status in (404, 405, 501):
             return await self._probe(worker, FALLBACK_PATH)
-        else:
-            self._workers.probe_failed(worker, f"GET {path} was answered {answer.status}", refused=True)
-        return path
+        self._workers.probe_failed(worker, f"GET {path} was answered {answer.status}", refused=True)
+        return path, False

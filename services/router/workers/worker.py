@@ -2,15 +2,14 @@
 
 import asyncio
 import enum
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from services.router.workers.breaker import Breaker
+from services.router.workers.breaker import Breaker, BreakerState
+from services.router.workers.registration import DEFAULT_TYPE, NO_LABELS, Record, Registration
 from services.router.workers.urls import WorkerUrl
 
-DEFAULT_TYPE = "regular"
-NO_LABELS: Mapping[str, str] = types.MappingProxyType({})
+__all__ = ["DEFAULT_TYPE", "NO_LABELS", "Life", "State", "Worker"]
 
 
 class State(enum.Enum):
@@ -36,14 +35,7 @@ class Worker:
 
     worker_id: str
     url: WorkerUrl
-    worker_type: str = DEFAULT_TYPE
-    labels: Mapping[str, str] = field(default_factory=lambda: NO_LABELS)
-    label_set: frozenset[tuple[str, str]] = frozenset()
-    """The same, to be compared."""
-    priority: int = 0
-    """Higher first: one of a lower priority gets a request only if no higher one can take it."""
-    api_key: str | None = field(default=None, repr=False)
-    """Never shown, logged or given out."""
+    registration: Registration
     configured: bool = False
     """Named by the router's flags."""
     self_admitting: bool
@@ -68,6 +60,21 @@ class Worker:
     """Number of the choice that it was last picked in; 0: never."""
     breaker: Breaker
     probe_soon: asyncio.Event = field(default_factory=asyncio.Event)
+    # Of the registration, for what is done for each request:
+    worker_type: str = field(init=False)
+    labels: Mapping[str, str] = field(init=False)
+    label_set: frozenset[tuple[str, str]] = field(init=False)
+    """The same, to be compared."""
+    priority: int = field(init=False)
+    """Higher first: one of a lower priority gets a request only if no higher one can take it."""
+    api_key: str | None = field(init=False, repr=False)
+    """Never shown, logged or given out."""
+
+    def __post_init__(self) -> None:
+        said = self.registration
+        self.worker_type, self.labels = said.worker_type, said.labels
+        self.label_set = frozenset(said.labels.items())
+        self.priority, self.api_key = said.priority, said.api_key
 
     @property
     def name(self) -> str:
@@ -80,8 +87,8 @@ class Worker:
         return self.breaker.failures_in_a_row
 
     @property
-    def breaker_state(self) -> str:
-        """closed, open or half-open."""
+    def breaker_state(self) -> BreakerState:
+        """Whether its last requests failed."""
         return self.breaker.state
 
     @property
@@ -95,3 +102,14 @@ class Worker:
         if self.admitted and self.life is Life.UP and proven:
             return State.READY
         return State.JOINING if self.admitted or not self.was_admitted else State.UNREADY
+
+    def record(self) -> Record:
+        """What is kept of it over a restart of the router."""
+        return Record(
+            worker_id=self.worker_id,
+            url=self.name,
+            registration=self.registration,
+            self_admitting=self.self_admitting,
+            paused=self.self_admitting and not self.admitted,
+            configured=self.configured,
+        )

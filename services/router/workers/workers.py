@@ -9,10 +9,9 @@ is still in flight on the old one ends there and cannot touch the new one.
 
 import asyncio
 import random
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
-from types import MappingProxyType
+import uuid
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 
 import structlog
 
@@ -30,18 +29,20 @@ from services.router.workers.queue import (
     Stopping,
     Ticket,
 )
-from services.router.workers.registration import check_registration
+from services.router.workers.registration import Record, Registration
 from services.router.workers.selection import Selection
 from services.router.workers.urls import BadUrl, BadWorker, WorkerUrl, parse_worker_url
 from services.router.workers.want import ANY, Want
-from services.router.workers.worker import DEFAULT_TYPE, NO_LABELS, Life, State, Worker
+from services.router.workers.worker import Life, State, Worker
 
 __all__ = [
-    "ANY", "BadUrl", "BadWorker", "Life", "NoReadyWorker", "QueueFull", "Refused", "State", "Ticket",
+    "ANY", "BadUrl", "BadWorker", "Life", "NoReadyWorker", "QueueFull", "Refused", "Registration", "State", "Ticket",
     "TooManyWorkers", "Want", "Worker", "Workers",
 ]  # fmt: skip
 
 log = structlog.get_logger()
+
+PLAIN = Registration()
 
 
 class TooManyWorkers(Exception):
@@ -77,60 +78,64 @@ class Workers:
 
     # Membership
 
-    def add(
-        self,
-        url: object,
-        *,
-        admit: bool,
-        worker_type: str = DEFAULT_TYPE,
-        labels: Mapping[str, str] = NO_LABELS,
-        priority: int = 0,
-        api_key: str | None = None,
-        configured: bool = False,
-        worker_id: str = "",
-        paused: bool = False,
-    ) -> Worker:
-        """Register a worker, or start the registration of a known address anew. Raises BadWorker, TooManyWorkers.
+    def add(self, url: object, *, admit: bool, registration: Registration = PLAIN, configured: bool = False) -> Worker:
+        """Register a worker, or start the registration of a known address anew. Raises BadUrl, TooManyWorkers.
 
         admit: it needs no confirmation of its weights. An address that needed one before keeps needing it until it is
         removed, so that nobody gets an engine with old weights back by registering it once more.
-        worker_id, paused: as they were before a restart of the router.
         """
         normal = parse_worker_url(url, allowed=self._settings.worker_allow)
-        check_registration(worker_type, labels, priority, api_key)
         old = self._current.get(normal)
+        admit = not self._settings.require_policy_version or (admit and (old is None or old.self_admitting))
+        return self._register(normal, str(uuid.uuid4()), registration, admit=admit, paused=False, configured=configured)
+
+    def restore(self, record: Record) -> Worker:
+        """Register a worker as it was before a restart of the router; nothing of it is proven. Raises as `add`."""
+        normal = parse_worker_url(record.url, allowed=self._settings.worker_allow)
+        return self._register(
+            normal,
+            record.worker_id,
+            record.registration,
+            admit=record.self_admitting or not self._settings.require_policy_version,
+            paused=record.paused,
+            configured=record.configured,
+        )
+
+    def records(self) -> list[Record]:
+        """What is to be kept of the registered workers over a restart."""
+        return [worker.record() for worker in self._current.values()]
+
+    def _register(
+        self, url: WorkerUrl, worker_id: str, said: Registration, *, admit: bool, paused: bool, configured: bool
+    ) -> Worker:
+        old = self._current.get(url)
         if old is None and len(self._current) >= self._settings.max_workers:
             raise TooManyWorkers(
                 f"{self._settings.max_workers} workers are registered, the limit --router-max-workers: remove one with "
                 "DELETE /workers/ID, or raise the limit"
             )
-        versioned = self._settings.require_policy_version
-        admit = not versioned or (admit and (old is None or old.self_admitting))
+        limits = self._settings
         worker = Worker(
-            worker_id=worker_id or f"worker-{secrets.token_hex(6)}",
-            url=normal,
-            worker_type=worker_type,
-            labels=MappingProxyType(dict(labels)),
-            label_set=frozenset(labels.items()),
-            priority=priority,
-            api_key=api_key,
+            worker_id=worker_id,
+            url=url,
+            registration=said,
             configured=configured,
             self_admitting=admit,
             admitted=admit and not paused,
             was_admitted=admit,
-            breaker=Breaker(failures_to_open=self._settings.breaker_failures, pause_s=self._settings.breaker_pause_s),
+            breaker=Breaker(failures_to_open=limits.breaker_failures, pause_s=limits.breaker_pause_s),
         )
         if old is not None:
             self._leave(old)
-        self._current[normal] = self._by_id[worker.worker_id] = worker
+        self._current[url] = self._by_id[worker_id] = worker
         self._counts.joined(worker)
-        log.info("worker_joined", worker=worker.worker_id, url=worker.name, admitted=admit, again=old is not None)
+        log.info("worker_joined", worker=worker_id, url=worker.name, admitted=worker.admitted, again=old is not None)
         self._changed()
         return worker
 
     def remove(self, name: str) -> bool:
         """Take a worker out, by id or address; requests in flight end in peace. False: there is none."""
-        worker = self.find(name)
+        worker = self.registered(name)
         if worker is None:
             return False
         self._leave(worker)
@@ -139,6 +144,17 @@ class Workers:
         return True
 
     def find(self, name: str) -> Worker | None:
+        """The worker of an id or an address, also one that finishes what it has."""
+        found = self.registered(name)
+        if found is not None:
+            return found
+        try:
+            name = str(parse_worker_url(name))
+        except BadUrl:
+            pass  # then it can only be an id
+        return next((w for w in reversed(self._leaving) if name in (w.worker_id, w.name)), None)
+
+    def registered(self, name: str) -> Worker | None:
         """The registered worker of an id or an address."""
         if found := self._by_id.get(name):
             return found
