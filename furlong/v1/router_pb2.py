@@ -24,35 +24,43 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66urlong/v1/router.proto\x12\nfurlong.v1\"\xd7\x01\n\x06Worker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.furlong.v1.WorkerState\x12\x1b\n\x0epolicy_version\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x15\n\rnum_in_flight\x18\x05 \x01(\r\x12\x14\n\x0cnum_requests\x18\x06 \x01(\x04\x12\x14\n\x0cnum_failures\x18\x07 \x01(\x04\x12\x12\n\nlast_error\x18\x08 \x01(\tB\x11\n\x0f_policy_version\"E\n\x10\x41\x64\x64WorkerRequest\x12\x0b\n\x03url\x18\x01 \x01(\t\x12$\n\x1c\x61\x64mit_without_policy_version\x18\x02 \x01(\x08\"7\n\x11\x41\x64\x64WorkerResponse\x12\"\n\x06worker\x18\x01 \x01(\x0b\x32\x12.furlong.v1.Worker\"%\n\x13RemoveWorkerRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\"\x16\n\x14RemoveWorkerResponse\"\x14\n\x12ListWorkersRequest\":\n\x13ListWorkersResponse\x12#\n\x07workers\x18\x01 \x03(\x0b\x32\x12.furlong.v1.Worker\"f\n\x15SetWorkerStateRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05\x61\x64mit\x18\x02 \x01(\x08\x12\x1b\n\x0epolicy_version\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x11\n\x0f_policy_version\"<\n\x16SetWorkerStateResponse\x12\"\n\x06worker\x18\x01 \x01(\x0b\x32\x12.furlong.v1.Worker\"\x15\n\x13WatchWorkersRequest*\x92\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_STATE_JOINING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x18\n\x14WORKER_STATE_UNREADY\x10\x03\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x04\x32\xa2\x03\n\x06Router\x12H\n\tAddWorker\x12\x1c.furlong.v1.AddWorkerRequest\x1a\x1d.furlong.v1.AddWorkerResponse\x12Q\n\x0cRemoveWorker\x12\x1f.furlong.v1.RemoveWorkerRequest\x1a .furlong.v1.RemoveWorkerResponse\x12N\n\x0bListWorkers\x12\x1e.furlong.v1.ListWorkersRequest\x1a\x1f.furlong.v1.ListWorkersResponse\x12W\n\x0eSetWorkerState\x12!.furlong.v1.SetWorkerStateRequest\x1a\".furlong.v1.SetWorkerStateResponse\x12R\n\x0cWatchWorkers\x12\x1f.furlong.v1.WatchWorkersRequest\x1a\x1f.furlong.v1.ListWorkersResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66urlong/v1/router.proto\x12\nfurlong.v1\"\xee\x02\n\x06Worker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.furlong.v1.WorkerState\x12\x1b\n\x0epolicy_version\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x15\n\rnum_in_flight\x18\x05 \x01(\r\x12\x14\n\x0cnum_requests\x18\x06 \x01(\x04\x12\x14\n\x0cnum_failures\x18\x07 \x01(\x04\x12\x12\n\nlast_error\x18\x08 \x01(\t\x12.\n\x06labels\x18\t \x03(\x0b\x32\x1e.furlong.v1.Worker.LabelsEntry\x12\x10\n\x08priority\x18\n \x01(\x11\x12\x13\n\x0bworker_type\x18\x0b \x01(\t\x12\x0f\n\x07\x62reaker\x18\x0c \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x11\n\x0f_policy_version\"\xe6\x01\n\x10\x41\x64\x64WorkerRequest\x12\x0b\n\x03url\x18\x01 \x01(\t\x12$\n\x1c\x61\x64mit_without_policy_version\x18\x02 \x01(\x08\x12\x38\n\x06labels\x18\x03 \x03(\x0b\x32(.furlong.v1.AddWorkerRequest.LabelsEntry\x12\x10\n\x08priority\x18\x04 \x01(\x11\x12\x13\n\x0bworker_type\x18\x05 \x01(\t\x12\x0f\n\x07\x61pi_key\x18\x06 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"7\n\x11\x41\x64\x64WorkerResponse\x12\"\n\x06worker\x18\x01 \x01(\x0b\x32\x12.furlong.v1.Worker\"%\n\x13RemoveWorkerRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\"\x16\n\x14RemoveWorkerResponse\"\x14\n\x12ListWorkersRequest\":\n\x13ListWorkersResponse\x12#\n\x07workers\x18\x01 \x03(\x0b\x32\x12.furlong.v1.Worker\"f\n\x15SetWorkerStateRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05\x61\x64mit\x18\x02 \x01(\x08\x12\x1b\n\x0epolicy_version\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x11\n\x0f_policy_version\"<\n\x16SetWorkerStateResponse\x12\"\n\x06worker\x18\x01 \x01(\x0b\x32\x12.furlong.v1.Worker\"\x15\n\x13WatchWorkersRequest*\x92\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_STATE_JOINING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x18\n\x14WORKER_STATE_UNREADY\x10\x03\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x04\x32\xa2\x03\n\x06Router\x12H\n\tAddWorker\x12\x1c.furlong.v1.AddWorkerRequest\x1a\x1d.furlong.v1.AddWorkerResponse\x12Q\n\x0cRemoveWorker\x12\x1f.furlong.v1.RemoveWorkerRequest\x1a .furlong.v1.RemoveWorkerResponse\x12N\n\x0bListWorkers\x12\x1e.furlong.v1.ListWorkersRequest\x1a\x1f.furlong.v1.ListWorkersResponse\x12W\n\x0eSetWorkerState\x12!.furlong.v1.SetWorkerStateRequest\x1a\".furlong.v1.SetWorkerStateResponse\x12R\n\x0cWatchWorkers\x12\x1f.furlong.v1.WatchWorkersRequest\x1a\x1f.furlong.v1.ListWorkersResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'furlong.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERSTATE']._serialized_start=720
-  _globals['_WORKERSTATE']._serialized_end=866
+  _globals['_WORKER_LABELSENTRY']._loaded_options = None
+  _globals['_WORKER_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_ADDWORKERREQUEST_LABELSENTRY']._loaded_options = None
+  _globals['_ADDWORKERREQUEST_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_WORKERSTATE']._serialized_start=1033
+  _globals['_WORKERSTATE']._serialized_end=1179
   _globals['_WORKER']._serialized_start=40
-  _globals['_WORKER']._serialized_end=255
-  _globals['_ADDWORKERREQUEST']._serialized_start=257
-  _globals['_ADDWORKERREQUEST']._serialized_end=326
-  _globals['_ADDWORKERRESPONSE']._serialized_start=328
-  _globals['_ADDWORKERRESPONSE']._serialized_end=383
-  _globals['_REMOVEWORKERREQUEST']._serialized_start=385
-  _globals['_REMOVEWORKERREQUEST']._serialized_end=422
-  _globals['_REMOVEWORKERRESPONSE']._serialized_start=424
-  _globals['_REMOVEWORKERRESPONSE']._serialized_end=446
-  _globals['_LISTWORKERSREQUEST']._serialized_start=448
-  _globals['_LISTWORKERSREQUEST']._serialized_end=468
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=470
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=528
-  _globals['_SETWORKERSTATEREQUEST']._serialized_start=530
-  _globals['_SETWORKERSTATEREQUEST']._serialized_end=632
-  _globals['_SETWORKERSTATERESPONSE']._serialized_start=634
-  _globals['_SETWORKERSTATERESPONSE']._serialized_end=694
-  _globals['_WATCHWORKERSREQUEST']._serialized_start=696
-  _globals['_WATCHWORKERSREQUEST']._serialized_end=717
-  _globals['_ROUTER']._serialized_start=869
-  _globals['_ROUTER']._serialized_end=1287
+  _globals['_WORKER']._serialized_end=406
+  _globals['_WORKER_LABELSENTRY']._serialized_start=342
+  _globals['_WORKER_LABELSENTRY']._serialized_end=387
+  _globals['_ADDWORKERREQUEST']._serialized_start=409
+  _globals['_ADDWORKERREQUEST']._serialized_end=639
+  _globals['_ADDWORKERREQUEST_LABELSENTRY']._serialized_start=342
+  _globals['_ADDWORKERREQUEST_LABELSENTRY']._serialized_end=387
+  _globals['_ADDWORKERRESPONSE']._serialized_start=641
+  _globals['_ADDWORKERRESPONSE']._serialized_end=696
+  _globals['_REMOVEWORKERREQUEST']._serialized_start=698
+  _globals['_REMOVEWORKERREQUEST']._serialized_end=735
+  _globals['_REMOVEWORKERRESPONSE']._serialized_start=737
+  _globals['_REMOVEWORKERRESPONSE']._serialized_end=759
+  _globals['_LISTWORKERSREQUEST']._serialized_start=761
+  _globals['_LISTWORKERSREQUEST']._serialized_end=781
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=783
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=841
+  _globals['_SETWORKERSTATEREQUEST']._serialized_start=843
+  _globals['_SETWORKERSTATEREQUEST']._serialized_end=945
+  _globals['_SETWORKERSTATERESPONSE']._serialized_start=947
+  _globals['_SETWORKERSTATERESPONSE']._serialized_end=1007
+  _globals['_WATCHWORKERSREQUEST']._serialized_start=1009
+  _globals['_WATCHWORKERSREQUEST']._serialized_end=1030
+  _globals['_ROUTER']._serialized_start=1182
+  _globals['_ROUTER']._serialized_end=1600
 # @@protoc_insertion_point(module_scope)

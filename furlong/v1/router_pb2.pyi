@@ -21,7 +21,14 @@ WORKER_STATE_UNREADY: WorkerState
 WORKER_STATE_DRAINING: WorkerState
 
 class Worker(_message.Message):
-    __slots__ = ("worker_id", "url", "state", "policy_version", "num_in_flight", "num_requests", "num_failures", "last_error")
+    __slots__ = ("worker_id", "url", "state", "policy_version", "num_in_flight", "num_requests", "num_failures", "last_error", "labels", "priority", "worker_type", "breaker")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     URL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +37,10 @@ class Worker(_message.Message):
     NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     NUM_FAILURES_FIELD_NUMBER: _ClassVar[int]
     LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    WORKER_TYPE_FIELD_NUMBER: _ClassVar[int]
+    BREAKER_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     url: str
     state: WorkerState
@@ -38,15 +49,34 @@ class Worker(_message.Message):
     num_requests: int
     num_failures: int
     last_error: str
-    def __init__(self, worker_id: _Optional[str] = ..., url: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., policy_version: _Optional[int] = ..., num_in_flight: _Optional[int] = ..., num_requests: _Optional[int] = ..., num_failures: _Optional[int] = ..., last_error: _Optional[str] = ...) -> None: ...
+    labels: _containers.ScalarMap[str, str]
+    priority: int
+    worker_type: str
+    breaker: str
+    def __init__(self, worker_id: _Optional[str] = ..., url: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., policy_version: _Optional[int] = ..., num_in_flight: _Optional[int] = ..., num_requests: _Optional[int] = ..., num_failures: _Optional[int] = ..., last_error: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ..., worker_type: _Optional[str] = ..., breaker: _Optional[str] = ...) -> None: ...
 
 class AddWorkerRequest(_message.Message):
-    __slots__ = ("url", "admit_without_policy_version")
+    __slots__ = ("url", "admit_without_policy_version", "labels", "priority", "worker_type", "api_key")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     URL_FIELD_NUMBER: _ClassVar[int]
     ADMIT_WITHOUT_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    WORKER_TYPE_FIELD_NUMBER: _ClassVar[int]
+    API_KEY_FIELD_NUMBER: _ClassVar[int]
     url: str
     admit_without_policy_version: bool
-    def __init__(self, url: _Optional[str] = ..., admit_without_policy_version: bool = ...) -> None: ...
+    labels: _containers.ScalarMap[str, str]
+    priority: int
+    worker_type: str
+    api_key: str
+    def __init__(self, url: _Optional[str] = ..., admit_without_policy_version: bool = ..., labels: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ..., worker_type: _Optional[str] = ..., api_key: _Optional[str] = ...) -> None: ...
 
 class AddWorkerResponse(_message.Message):
     __slots__ = ("worker",)

@@ -27,6 +27,8 @@ if _version_not_supported:
 
 class RouterStub(object):
     """Which engines take requests. The router decides which one takes each.
+    A router with a token (--router-token-file) wants it with every call, as metadata `authorization: Bearer TOKEN`;
+    UNAUTHENTICATED without.
     """
 
     def __init__(self, channel):
@@ -64,11 +66,14 @@ class RouterStub(object):
 
 class RouterServicer(object):
     """Which engines take requests. The router decides which one takes each.
+    A router with a token (--router-token-file) wants it with every call, as metadata `authorization: Bearer TOKEN`;
+    UNAUTHENTICATED without.
     """
 
     def AddWorker(self, request, context):
         """Adds a worker, or revives the one of the same normalised url. It takes no request until SetWorkerState says so
-        and a health probe has answered. INVALID_ARGUMENT: not an http or https url.
+        and a health probe has answered. INVALID_ARGUMENT: not an http or https url, or bad labels, type or key.
+        RESOURCE_EXHAUSTED: as many workers as may be are registered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,6 +145,8 @@ def add_RouterServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Router(object):
     """Which engines take requests. The router decides which one takes each.
+    A router with a token (--router-token-file) wants it with every call, as metadata `authorization: Bearer TOKEN`;
+    UNAUTHENTICATED without.
     """
 
     @staticmethod

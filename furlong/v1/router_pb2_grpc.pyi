@@ -18,7 +18,10 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class RouterStub:
-    """Which engines take requests. The router decides which one takes each."""
+    """Which engines take requests. The router decides which one takes each.
+    A router with a token (--router-token-file) wants it with every call, as metadata `authorization: Bearer TOKEN`;
+    UNAUTHENTICATED without.
+    """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     AddWorker: grpc.UnaryUnaryMultiCallable[
@@ -26,7 +29,8 @@ class RouterStub:
         furlong.v1.router_pb2.AddWorkerResponse,
     ]
     """Adds a worker, or revives the one of the same normalised url. It takes no request until SetWorkerState says so
-    and a health probe has answered. INVALID_ARGUMENT: not an http or https url.
+    and a health probe has answered. INVALID_ARGUMENT: not an http or https url, or bad labels, type or key.
+    RESOURCE_EXHAUSTED: as many workers as may be are registered.
     """
 
     RemoveWorker: grpc.UnaryUnaryMultiCallable[
@@ -54,14 +58,18 @@ class RouterStub:
     """The list now, and again at every change."""
 
 class RouterAsyncStub:
-    """Which engines take requests. The router decides which one takes each."""
+    """Which engines take requests. The router decides which one takes each.
+    A router with a token (--router-token-file) wants it with every call, as metadata `authorization: Bearer TOKEN`;
+    UNAUTHENTICATED without.
+    """
 
     AddWorker: grpc.aio.UnaryUnaryMultiCallable[
         furlong.v1.router_pb2.AddWorkerRequest,
         furlong.v1.router_pb2.AddWorkerResponse,
     ]
     """Adds a worker, or revives the one of the same normalised url. It takes no request until SetWorkerState says so
-    and a health probe has answered. INVALID_ARGUMENT: not an http or https url.
+    and a health probe has answered. INVALID_ARGUMENT: not an http or https url, or bad labels, type or key.
+    RESOURCE_EXHAUSTED: as many workers as may be are registered.
     """
 
     RemoveWorker: grpc.aio.UnaryUnaryMultiCallable[
@@ -89,7 +97,10 @@ class RouterAsyncStub:
     """The list now, and again at every change."""
 
 class RouterServicer(metaclass=abc.ABCMeta):
-    """Which engines take requests. The router decides which one takes each."""
+    """Which engines take requests. The router decides which one takes each.
+    A router with a token (--router-token-file) wants it with every call, as metadata `authorization: Bearer TOKEN`;
+    UNAUTHENTICATED without.
+    """
 
     @abc.abstractmethod
     def AddWorker(
@@ -98,7 +109,8 @@ class RouterServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[furlong.v1.router_pb2.AddWorkerResponse, collections.abc.Awaitable[furlong.v1.router_pb2.AddWorkerResponse]]:
         """Adds a worker, or revives the one of the same normalised url. It takes no request until SetWorkerState says so
-        and a health probe has answered. INVALID_ARGUMENT: not an http or https url.
+        and a health probe has answered. INVALID_ARGUMENT: not an http or https url, or bad labels, type or key.
+        RESOURCE_EXHAUSTED: as many workers as may be are registered.
         """
 
     @abc.abstractmethod

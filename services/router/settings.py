@@ -48,7 +48,7 @@ class RouterSettings:
     access_log_every: int = 1000
     idle_connection_s: float = 1.0
     """Seconds that an unused connection is kept: well below the 5 s after which SGLang's server closes one."""
-    max_control_body_bytes: int = 256 * 1024
+    max_control_body_bytes: int = 2 * 1024 * 1024
     """Largest body that the router itself reads."""
 
     @classmethod

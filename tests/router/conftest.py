@@ -48,7 +48,7 @@ class Running:
     async def add(self, worker: FakeWorker, *, until_ready: bool = True) -> str:
         """Register a worker; its id."""
         async with self.http.post(f"{self.url}/workers", json={"url": worker.url}) as answer:
-            assert answer.status == 200, await answer.text()
+            assert answer.status == 202, await answer.text()
             worker_id = (await answer.json())["id"]
         if until_ready:
             await self.until_state(worker_id, State.READY)

@@ -1,4 +1,7 @@
-"""The control surface over gRPC, furlong.v1.Router, that the rollout service calls. Converts; decides nothing."""
+"""The control surface over gRPC, furlong.v1.Router, that the rollout service calls. Converts; decides nothing.
+
+A router with a token wants it with every call.
+"""
 
 from collections.abc import AsyncIterator
 from typing import NoReturn
@@ -8,10 +11,14 @@ import grpc.aio
 
 from furlong.v1 import router_pb2, router_pb2_grpc
 from services.router.router import Router
-from services.router.workers.urls import BadUrl
-from services.router.workers.workers import TooManyWorkers, Worker
+from services.router.workers.urls import BadWorker
+from services.router.workers.worker import DEFAULT_TYPE, Worker
+from services.router.workers.workers import TooManyWorkers
 
 NAME = "furlong.v1.Router"
+NEED_TOKEN = (
+    "send the router's token as metadata `authorization: Bearer TOKEN`; it stands in the file of --router-token-file"
+)
 
 Context = grpc.aio.ServicerContext
 
@@ -23,9 +30,18 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
         self._router = router
 
     async def AddWorker(self, request: router_pb2.AddWorkerRequest, context: Context) -> router_pb2.AddWorkerResponse:
+        await self._authorize(context)
+        if request.worker_type not in ("", DEFAULT_TYPE):
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, f"worker_type must be {DEFAULT_TYPE} or empty")
         try:
-            worker = self._router.add(request.url, admit=request.admit_without_policy_version)
-        except BadUrl as error:
+            worker = self._router.add(
+                request.url,
+                admit=request.admit_without_policy_version,
+                labels=dict(request.labels),
+                priority=request.priority,
+                api_key=request.api_key or None,
+            )
+        except BadWorker as error:
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except TooManyWorkers as error:
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
@@ -34,6 +50,7 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
     async def RemoveWorker(
         self, request: router_pb2.RemoveWorkerRequest, context: Context
     ) -> router_pb2.RemoveWorkerResponse:
+        await self._authorize(context)
         if not self._router.remove(request.worker):
             await _not_found(context, request.worker)
         return router_pb2.RemoveWorkerResponse()
@@ -41,12 +58,14 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
     async def ListWorkers(
         self, request: router_pb2.ListWorkersRequest, context: Context
     ) -> router_pb2.ListWorkersResponse:
+        await self._authorize(context)
         return _list(self._router.workers.all())
 
     async def SetWorkerState(
         self, request: router_pb2.SetWorkerStateRequest, context: Context
     ) -> router_pb2.SetWorkerStateResponse:
-        worker = self._router.workers.find(request.worker)
+        await self._authorize(context)
+        worker = self._router.workers.registered(request.worker)
         if worker is None:
             await _not_found(context, request.worker)
         version = request.policy_version if request.HasField("policy_version") else None
@@ -56,8 +75,19 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
     async def WatchWorkers(
         self, request: router_pb2.WatchWorkersRequest, context: Context
     ) -> AsyncIterator[router_pb2.ListWorkersResponse]:
+        await self._authorize(context)
         async for workers in self._router.workers.changes():
             yield _list(workers)
+
+    async def _authorize(self, context: Context) -> None:
+        """End the call unless it brings the router's token, if there is one."""
+        sent = [(name.encode(), _bytes(value)) for name, value in context.invocation_metadata() or ()]
+        if not self._router.token.allows(sent):
+            await _abort(context, grpc.StatusCode.UNAUTHENTICATED, NEED_TOKEN)
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
 
 
 def _message(worker: Worker) -> router_pb2.Worker:
@@ -70,6 +100,10 @@ def _message(worker: Worker) -> router_pb2.Worker:
         num_requests=worker.num_requests,
         num_failures=worker.num_failures,
         last_error=worker.last_error,
+        labels=worker.labels,
+        priority=worker.priority,
+        worker_type=worker.worker_type,
+        breaker=worker.breaker_state,
     )
 
 

@@ -1,27 +1,60 @@
-"""What a request path is for the router: its own, refused, or to be passed on. Pure.
+"""What a request path is for the router: answered by itself, an engine's admin path, or to be passed on. Pure.
 
-Law 6: an engine's admin calls never go through here. They change what every request gets, are meant for each engine in
-its own turn, and some run code from their body. Rollout makes them on the engines directly.
+Law 6: an engine's admin calls change what every request gets, are meant for each engine in its own turn, and some run
+code from their body. They need the router's token, and without one are refused; the rollout service makes them on the
+engines directly.
 """
 
 import enum
 import functools
 from urllib.parse import unquote
 
-CONTROL = frozenset(("/workers", "/add_worker", "/remove_worker", "/list_workers", "/healthz", "/readyz"))
-CONTROL_FOLDERS = ("/workers/", "/router/")
+OWN = frozenset(
+    (
+        "/add_worker",
+        "/healthz",
+        "/list_workers",
+        "/metrics",
+        "/readyz",
+        "/remove_worker",
+        "/workers",
+    )
+)
+"""Paths of the router itself."""
+OWN_FOLDERS = ("/workers/", "/router/")
 READINESS = frozenset(("/health", "/health_generate", "/ready"))
+"""Answered like /readyz, though they are paths of the engines: one engine's health says nothing of the router's."""
 ABORT = "/abort_request"
+FAN_OUT = frozenset(
+    (
+        ABORT,
+        "/engine_metrics",
+        "/flush_cache",
+        "/get_load",
+        "/get_loads",
+        "/v1/loads",
+        "/v1/models",
+    )
+)
+"""Paths that mean all workers."""
+NEED_NO_TOKEN = READINESS | (FAN_OUT - {"/flush_cache"}) | {"/healthz", "/metrics", "/readyz", "/router/openapi.json"}
+"""Of those that the router answers. An abort of everything needs it all the same."""
 MAX_UNQUOTES = 3
 
 _ADMIN_NAMES = frozenset(
     (
         "clear_hicache_storage_backend",
+        "collective_rpc",
         "configure_logging",
-        "flush_cache",
         "freeze_gc",
+        "list_external_corpora",
+        "pause",
         "pd_role_switch",
+        "resume",
+        "shutdown",
+        "sleep",
         "slow_down",
+        "wake_up",
         "weights_checker",
     )
 )
@@ -35,16 +68,20 @@ _ADMIN_PREFIXES = (
     "dump_",
     "dumper",
     "end_weight",
+    "flush_",
     "get_remote_instance",
-    "get_weight",
+    "get_weights",
     "hicache",
     "init_weight",
     "load_lora",
     "pause_generation",
+    "pull_weight",
     "release_memory",
     "remote_instance",
     "remove_external_corpus",
+    "reset_",
     "resume_memory",
+    "scale_elastic",
     "send_weight",
     "set_",
     "start_expert",
@@ -60,13 +97,9 @@ class PathKind(enum.Enum):
     """What happens with a request."""
 
     CONTROL = "control"
-    """Answered by the control surface."""
-    READINESS = "readiness"
-    """Answered like /readyz, though it is a path of the engines: one engine's health says nothing of the router's."""
-    ABORT = "abort"
-    """Sent to all workers, since any may own the request."""
+    """Answered by the control surface, which may ask workers."""
     ADMIN = "admin"
-    """Refused."""
+    """Handed to one or all workers by the control surface, with the token; else refused."""
     PASS = "pass"
     """Passed to one worker."""
 
@@ -74,14 +107,13 @@ class PathKind(enum.Enum):
 @functools.lru_cache(maxsize=256)
 def kind_of(path: str) -> PathKind:
     """What a path is for. path: without query, as sent or decoded."""
-    if path in CONTROL or path.startswith(CONTROL_FOLDERS):
+    if path.startswith(OWN_FOLDERS):
         return PathKind.CONTROL
     plain = plain_path(path)
-    if plain in READINESS:
-        return PathKind.READINESS
-    if plain == ABORT:
-        return PathKind.ABORT
-    first = plain.split("/")[1]
+    if plain in OWN or plain in READINESS or plain in FAN_OUT or plain.startswith(OWN_FOLDERS):
+        return PathKind.CONTROL
+    parts = plain.split("/")
+    first = parts[2] if parts[1] == "v1" and len(parts) > 2 else parts[1]
     if "%" in plain or first in _ADMIN_NAMES or first.startswith(_ADMIN_PREFIXES):
         return PathKind.ADMIN
     return PathKind.PASS

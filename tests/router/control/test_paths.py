@@ -24,7 +24,12 @@ ADMIN = [
     "/stop_profile",
     "/pause_generation",
     "/continue_generation",
-    "/flush_cache",
+    "/scale_elastic_ep",
+    "/pull_weights",
+    "/v1/load_lora_adapter",
+    "/reset_prefix_cache",
+    "/sleep",
+    "/list_external_corpora",
     "/load_lora_adapter",
     "/unload_lora_adapter",
     "/set_internal_state",
@@ -44,17 +49,17 @@ def test_admin_paths_are_refused(path: str) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/flush_cache/",
-        "//flush_cache",
-        "/./flush_cache",
-        "/x/../flush_cache",
-        "/%66lush_cache",
-        "/%2566lush_cache",
-        "/FLUSH_cache",
-        "/flush_cache;v=1",
-        "/x%2f..%2fflush_cache",
-        "\\flush_cache",
-        "/%25252525252566lush_cache",
+        "/pause_generation/",
+        "//pause_generation",
+        "/./pause_generation",
+        "/x/../pause_generation",
+        "/%70ause_generation",
+        "/%2570ause_generation",
+        "/PAUSE_generation",
+        "/pause_generation;v=1",
+        "/x%2f..%2fpause_generation",
+        "\\pause_generation",
+        "/%25252525252570ause_cache",
     ],
 )
 def test_no_spelling_of_an_admin_path_passes(path: str) -> None:
@@ -69,6 +74,8 @@ def test_no_spelling_of_an_admin_path_passes(path: str) -> None:
         "/v1/models/set_of_models",
         "/model_info",
         "/server_info",
+        "/get_weight_version",
+        "/open_session",
         "/",
         "/ping",
         "/a%20b",
@@ -78,14 +85,31 @@ def test_engine_paths_pass(path: str) -> None:
     assert kind_of(path) is PathKind.PASS
 
 
-@pytest.mark.parametrize("path", ["/workers", "/workers/http://h:1", "/readyz", "/healthz", "/router/metrics"])
-def test_own_paths_stay(path: str) -> None:
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/workers",
+        "/workers/http://h:1",
+        "/readyz",
+        "/healthz",
+        "/metrics",
+        "/router/metrics",
+        "/health",
+        "/health_generate",
+        "/ready",
+        "/abort_request",
+        "/flush_cache",
+        "/v1/models",
+        "/v1/loads",
+        "/get_load",
+        "/engine_metrics",
+        "//flush_cache/",
+        "/%66lush_cache",
+        "/Workers",
+    ],
+)
+def test_what_means_all_workers_or_the_router_stays(path: str) -> None:
     assert kind_of(path) is PathKind.CONTROL
-
-
-@pytest.mark.parametrize("path", ["/health", "/health_generate", "/ready"])
-def test_health_of_engines_is_answered_for_all_of_them(path: str) -> None:
-    assert kind_of(path) is PathKind.READINESS
 
 
 def test_a_path_of_many_escapes_is_read_in_no_time() -> None:
