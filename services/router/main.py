@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import socket
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,15 +68,17 @@ async def listening(
     http_port: int,
     grpc_port: int,
     drain_s: float,
+    sock: socket.socket | None = None,
     state_file: Path | None = None,
     recorder: Recorder | None = None,
 ) -> AsyncGenerator[Listening]:
     """A router that answers on both surfaces while inside. Leaving it drains. Raises PortTaken, ConfigError.
 
+    sock: one that listens already, instead of one at http_port.
     state_file: where the workers are kept over a restart; None: nowhere.
     recorder: where rows of the router's numbers go; None: nowhere.
     """
-    sock = bind(host, http_port)
+    sock = sock or bind(host, http_port)
     router = Router(settings, state_file=state_file)
     servicer = RouterServicer(router)
     try:
@@ -90,13 +93,13 @@ async def listening(
         sock.close()
         await router.close()
         raise
-    http = f"http://{join_host_port(host, sock.getsockname()[1])}"
+    http = f"{'https' if settings.tls_cert else 'http'}://{join_host_port(host, sock.getsockname()[1])}"
     tend = asyncio.create_task(router.tend(), name="tend_router")
     try:
-        front = Front(router, control_app(router))
+        front = Front(router.proxy, control_app(router))
         async with (
             watching(router.observer, recorder) as watchers,
-            serve_http(front, sock, max_head_bytes=settings.max_head_bytes, drain_s=drain_s) as serving,
+            serve_http(front, sock, drain_s=drain_s) as serving,
         ):
             await grpc_server.set_serving(serving=True)
             try:

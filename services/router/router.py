@@ -34,7 +34,7 @@ class Router:
         self.observer = Observer(settings)
         self.workers = Workers(settings, counts=counts)
         self.observer.workers = self.workers
-        self.proxy = Proxy(self.workers, settings, self.observer)
+        self.proxy = Proxy(self.workers, settings, self.observer, self.token)
         self.probes = Probes(self.workers, settings, self.observer)
         self._state_path = state_file
         self._state: StateFile | None = None

@@ -49,7 +49,7 @@ async def test_leaving_amid_an_upload(router: Running, start_worker: StartWorker
     worker = await start_worker(wait_gone)
     worker.read_bodies = False
     await router.add(worker)
-    await leave_after(router, worker, b"POST /generate HTTP/1.1\r\nhost: r\r\ncontent-length: 1000\r\n\r\nhalf")
+    await leave_after(router, worker, b"POST /generate HTTP/1.1\r\nhost: r\r\ncontent-length: 1000000\r\n\r\nhalf")
 
 
 async def test_leaving_the_queue(router: Running, start_worker: StartWorker) -> None:

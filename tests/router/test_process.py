@@ -62,7 +62,7 @@ class Process:
     async def register(self, worker: FakeWorker) -> None:
         call = aiohttp.ClientSession()
         async with call as http, http.post(f"{self.url}/workers", json={"url": worker.url}) as answer:
-            assert answer.status == 200
+            assert answer.status == 202
         async with asyncio.timeout(10):
             while (await exchange(self.port, get(b"/readyz"))).status != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)

@@ -1,13 +1,40 @@
 """Answers that the router itself gives, as JSON: errors name what happened, to whom, and what to do."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from services.router.http.asgi import Send
+from services.router.http.headers import status_line
 from services.router.settings import RouterSettings
+
+
+def error_answer(
+    status: int,
+    kind: str,
+    message: str,
+    *,
+    lines: Iterable[bytes] = (),
+    close: bool,
+    bodiless: bool = False,
+    **more: object,
+) -> bytes:
+    """An error as the bytes of a whole answer. lines: more headers; bodiless: the answer to a HEAD request."""
+    body = orjson.dumps(error_content(kind, message, **more))
+    return b"%bcontent-type: application/json\r\ncontent-length: %d\r\n%b%b%b" % (
+        status_line(status, b""),
+        len(body),
+        b"".join(lines),
+        b"connection: close\r\n\r\n" if close else b"\r\n",
+        b"" if bodiless else body,
+    )
+
+
+def retry_after_s(settings: RouterSettings) -> int:
+    """Seconds in which the state of workers may change."""
+    return math.ceil(settings.health_interval_s)
 
 
 async def answer_json(
@@ -39,6 +66,5 @@ async def answer_error(
 
 
 async def answer_unavailable(send: Send, kind: str, message: str, settings: RouterSettings) -> None:
-    """503, with a Retry-After of the time in which the state of workers may change."""
-    retry_after = b"%d" % math.ceil(settings.health_interval_s)
-    await answer_error(send, 503, kind, message, headers=[(b"retry-after", retry_after)])
+    """503, with a Retry-After."""
+    await answer_error(send, 503, kind, message, headers=[(b"retry-after", b"%d" % retry_after_s(settings))])

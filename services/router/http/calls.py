@@ -1,11 +1,13 @@
-"""The router's own small calls to workers: probes and aborts. Each has a connection of its own and a limit."""
+"""The router's own small calls to workers: probes, and what goes to many of them. Each has a connection of its own and
+a limit in time and size."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.router.http.connections import open_connection
 from services.router.http.headers import request_head
-from services.router.http.upstream import UpstreamError
+from services.router.http.upstream import Connection, UpstreamError
 from services.router.workers.urls import WorkerUrl
 
 MAX_ANSWER_BYTES = 256 * 1024
@@ -16,27 +18,68 @@ class CallAnswer:
     """What a worker answered."""
 
     status: int
-    size_bytes: int
+    headers: Sequence[tuple[bytes, bytes]]
+    """Names in lower case; without those that are for one connection only."""
+    body: bytes
 
 
-async def call(url: WorkerUrl, method: str, target: str, *, timeout_s: float, body: bytes | None = None) -> CallAnswer:
-    """Make a call and read its answer. Raises NotOpened, UpstreamError, TimeoutError."""
+class _Call:
+    """Gathers one answer."""
+
+    def __init__(self, target: str, max_answer_bytes: int) -> None:
+        self.answer: asyncio.Future[CallAnswer] = asyncio.get_running_loop().create_future()
+        self._target = target
+        self._max_answer_bytes = max_answer_bytes
+        self._body = bytearray()
+
+    def on_answer(self, connection: Connection, body: bytes) -> None:
+        self._body += body
+        if len(self._body) > self._max_answer_bytes:
+            connection.close()
+            limit = f"more than {self._max_answer_bytes} bytes"
+            self.on_error(connection, UpstreamError(f"answered {self._target[:200]} with {limit}"))
+        elif connection.complete and not self.answer.done():
+            pairs = (line.rstrip(b"\r\n").partition(b": ") for line in connection.lines)
+            headers = [(name.lower(), value) for name, _, value in pairs]
+            self.answer.set_result(CallAnswer(connection.status, headers, bytes(self._body)))
+
+    def on_error(self, connection: Connection, error: UpstreamError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    def on_writable(self, connection: Connection) -> None:
+        """All was written at once."""
+
+
+async def call(
+    url: WorkerUrl,
+    method: str,
+    target: str,
+    *,
+    timeout_s: float,
+    body: bytes | None = None,
+    headers: Sequence[tuple[bytes, bytes]] = ((b"content-type", b"application/json"),),
+    max_answer_bytes: int = MAX_ANSWER_BYTES,
+    worker_ca: str = "",
+) -> CallAnswer:
+    """Make a call and read its answer. Raises NotOpened, UpstreamError, TimeoutError.
+
+    headers: more than host and length. That the body is JSON is said only when there is one.
+    worker_ca: PEM file of whom to trust over https; empty: the system's authorities.
+    """
     async with asyncio.timeout(timeout_s):
-        connection = await open_connection(url, timeout_s=timeout_s)
+        connection = await open_connection(url, timeout_s=timeout_s, worker_ca=worker_ca)
         try:
-            connection.begin(method)
-            headers = [(b"content-type", b"application/json")] if body is not None else []
+            asked = _Call(f"{method} {target}", max_answer_bytes)
+            connection.begin(asked, method)
+            lines = [
+                b"%b: %b\r\n" % (name, value) for name, value in headers if body is not None or name != b"content-type"
+            ]
             length = len(body) if body is not None else -1
-            head = request_head(
-                method, target.encode(), headers, host=url.netloc.encode(), content_length=length, close=True
-            )
-            connection.write(head + (body or b""))
-            await connection.head()
-            size_bytes = 0
-            while piece := await connection.read():
-                size_bytes += len(piece)
-                if size_bytes > MAX_ANSWER_BYTES:
-                    raise UpstreamError(f"answered {method} {target} with more than {MAX_ANSWER_BYTES} bytes")
-            return CallAnswer(connection.status, size_bytes)
+            host = url.netloc.encode()
+            connection.write(request_head(method, target.encode(), lines, host=host, content_length=length, close=True))
+            if body:
+                connection.write(body)
+            return await asked.answer
         finally:
             connection.close()

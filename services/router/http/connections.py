@@ -11,6 +11,7 @@ import ssl
 import time
 from collections.abc import Iterable
 
+from services.router.http.tls import worker_context
 from services.router.http.upstream import Connection
 from services.router.workers.urls import WorkerUrl, refused_address
 
@@ -27,18 +28,25 @@ class ConnectTimeout(NotOpened):
     """It did not open in time."""
 
 
-async def open_connection(url: WorkerUrl, *, timeout_s: float) -> Connection:
-    """A fresh connection. Raises NotOpened."""
-    context = ssl.create_default_context() if url.scheme == "https" else None
+async def open_connection(url: WorkerUrl, *, timeout_s: float, worker_ca: str = "") -> Connection:
+    """A fresh connection. Raises NotOpened.
+
+    worker_ca: PEM file of whom to trust over https; empty: the system's authorities.
+    """
     loop = asyncio.get_running_loop()
     try:
+        context = worker_context(worker_ca) if url.scheme == "https" else None
         async with asyncio.timeout(timeout_s):
-            _, connection = await loop.create_connection(Connection, url.host, url.port, ssl=context)
+            _, connection = await loop.create_connection(
+                Connection, url.host, url.port, ssl=context, server_hostname=url.host if context else None
+            )
     except ConnectionRefusedError as error:
         raise Refused(f"{url} refused the connection") from error
     except TimeoutError as error:
         raise ConnectTimeout(f"{url} did not take the connection within {timeout_s:g} s") from error
-    except OSError as error:  # no route, no such name, TLS
+    except ssl.SSLError as error:
+        raise NotOpened(f"{url} could not be trusted or spoken to over TLS: {error}") from error
+    except OSError as error:  # no route, no such name
         raise NotOpened(f"{url} could not be reached: {error}") from error
     if reason := refused_address(connection.peer_ip()):  # a name that led there
         connection.close()
@@ -49,29 +57,41 @@ async def open_connection(url: WorkerUrl, *, timeout_s: float) -> Connection:
 class Connections:
     """The unused connections to one worker."""
 
-    def __init__(self, url: WorkerUrl, *, connect_timeout_s: float, idle_s: float) -> None:
+    def __init__(self, url: WorkerUrl, *, connect_timeout_s: float, idle_s: float, worker_ca: str = "") -> None:
         self._url = url
         self._connect_timeout_s = connect_timeout_s
+        self._worker_ca = worker_ca
         self.idle_s = idle_s
+        self.host = url.netloc.encode("ascii")
+        """For Host headers."""
         self._unused: list[Connection] = []
         self._closed = False
 
-    async def get(self, *, fresh: bool) -> tuple[Connection, bool]:
-        """A connection, and whether it was used before. Raises NotOpened."""
-        self.drop_old()
-        if not fresh and self._unused:
-            connection = self._unused.pop()
-            connection.idle_s = time.monotonic() - connection.idle_since
-            return connection, True
-        return await open_connection(self._url, timeout_s=self._connect_timeout_s), False
+    def take(self) -> Connection | None:
+        """A connection that was used before and is not old; None: one has to be opened."""
+        unused = self._unused
+        if not unused:
+            return None
+        connection = unused.pop()
+        idle_s = time.monotonic() - connection.idle_since
+        if idle_s > self.idle_s:  # the newest is last: all are too old
+            self._close_all((connection, *unused))
+            self._unused = []
+            return None
+        connection.idle_s = idle_s
+        return connection
 
-    def put(self, connection: Connection) -> None:
+    async def open(self) -> Connection:
+        """A fresh connection. Raises NotOpened."""
+        return await open_connection(self._url, timeout_s=self._connect_timeout_s, worker_ca=self._worker_ca)
+
+    def put(self, connection: Connection, now: float) -> None:
         """Keep a connection whose exchange is over, or close it if no other can follow."""
         if self._closed or not connection.reusable:
             connection.close()
             return
         connection.finish()
-        connection.idle_since = time.monotonic()
+        connection.idle_since = now
         connection.on_idle_end = self._ended_unused
         self._unused.append(connection)
 

@@ -1,247 +1,455 @@
-"""One request's way to a worker and back, byte for byte, as the bytes come.
+"""One request's way to a worker and back, byte for byte, as the bytes come: a state machine, called from both sides.
 
 Owns what may be sent twice: a request goes to another worker only if it cannot have reached the first, or if it is a
-GET or HEAD that nothing was answered to. Keeps of each direction no more than a few buffers.
+GET or HEAD that nothing was answered to. Keeps of each direction no more than a few buffers. Never waits: only to open
+a connection it has a task.
 """
 
 import asyncio
-import functools
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import structlog
-
-from services.router.http.answers import answer_error, answer_unavailable
-from services.router.http.asgi import ClientLeft, ClientRequest, Leash, Send
+from services.router.http.answers import retry_after_s
 from services.router.http.connections import Connections, ConnectTimeout, NotOpened, Refused
-from services.router.http.headers import request_head, response_headers
-from services.router.http.upstream import AnswerLate, Connection, NothingAccepted, UpstreamError
-from services.router.settings import RouterSettings
-from services.router.workers.workers import NoReadyWorker, QueueFull, Worker, Workers
+from services.router.http.exchange import Exchange
+from services.router.http.headers import request_head, status_line, without_named
+from services.router.http.request import Request
+from services.router.http.upstream import Connection, NothingAccepted, UpstreamError
+from services.router.workers.workers import Refused as NotTaken
+from services.router.workers.workers import State, Ticket, Worker
 
-log = structlog.get_logger()
+if TYPE_CHECKING:
+    from services.router.http.client import ClientConnection
+    from services.router.http.proxy import Proxy
 
-
-class ClientStalled(UpstreamError):
-    """The client stopped sending its body."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why an attempt on a worker gave no answer."""
-
-    status: int
-    kind: str
-    message: str
-    worker: Worker
-    resend: bool
-    """Whether another worker may get the request."""
+JOIN_BYTES = 64 * 1024
+"""Head and body are sent as one piece up to this size."""
+BUFFER_BYTES = 256 * 1024
+"""What is kept of a body while no connection is open to send it on."""
+NEVER = float("inf")
+BODY_METHODS = frozenset(("POST", "PUT", "PATCH"))
 
 
-class Passage:
+class Passage(Exchange):
     """One request's way through."""
 
-    def __init__(
-        self,
-        workers: Workers,
-        settings: RouterSettings,
-        connections_to: Callable[[Worker], Connections],
-        request: ClientRequest,
-        send: Send,
-    ) -> None:
-        self._workers = workers
-        self._settings = settings
-        self._connections_to = connections_to
-        self._request = request
-        self._send = send
-        self._loop = asyncio.get_running_loop()
-        self._leash: Leash | None = None
-        self._taken: Worker | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._started = False
-        self._uploaded = False
-        self._clients_turn = False
-        self._progress = 0.0
+    __slots__ = (
+        "_chunks_out",
+        "_connection",
+        "_connections",
+        "_failure",
+        "_on",
+        "_opening",
+        "_proxy",
+        "_sending",
+        "_taken",
+        "_ticket",
+        "_to_end",
+        "_tried",
+        "_used",
+        "_waits",
+        "_want",
+        "_until_close",
+        "_waits_since",
+    )
 
-    @property
-    def client_left(self) -> bool:
-        """Whether the client went away before its answer was complete."""
-        return self._leash is not None and self._leash.client_left
+    def __init__(self, to: "ClientConnection", request: Request, proxy: "Proxy") -> None:
+        Exchange.__init__(self, to, request, proxy.observer)
+        self._proxy = proxy
+        self._connection: Connection | None = None
+        self._connections: Connections
+        self._on: Worker
+        """The worker that is tried."""
+        self._opening: asyncio.Task[None] | None = None
+        self._ticket: Ticket | None = None
+        self._taken = False
+        """The worker counts this request as in flight."""
+        self._want = proxy.want_of(request)
+        self._tried: list[Worker] = []
+        self._failure: tuple[int, str, str] | None = None
+        """Of the last try."""
+        self._sending = False
+        """The head was sent to the worker, and the body is sent as it comes."""
+        self._used = False
+        """The connection had been used before."""
+        total_s = proxy.settings.total_timeout_s
+        self._to_end = self.started + total_s if total_s else NEVER
+        self._chunks_out = False
+        self._until_close = False
 
-    async def run(self) -> None:
-        """Carry the request to its end, whatever that is. Cancelled when the client leaves."""
-        if self._request.whole:
-            self._uploaded = True
-            self._leash = Leash(self._request.until_left)
-        try:
-            await self._find_answer()
-        finally:
-            self._release()
-            if self._leash is not None:
-                self._leash.let_go()
+    # Finding a worker
 
-    async def cut_short(self) -> None:
-        """End a request that there is no more time for."""
-        if self._started:
-            self._request.break_off()
-        else:
-            await answer_unavailable(self._send, "stopping", "the router is stopping", self._settings)
+    def start(self) -> None:
+        """Give it to a worker, or let it wait for one."""
+        self._find()
 
-    async def _find_answer(self) -> None:
-        deadline = time.monotonic() + self._settings.queue_timeout_s
-        tried: list[Worker] = []
-        failure: Failure | None = None
-        while True:
-            self._taken = self._workers.take(but_not=tried)
-            if self._taken is None and failure is not None and self._workers.num_ready():
-                break  # each worker that is ready has been tried
-            if self._taken is None:
-                try:
-                    self._taken = await self._workers.wait_to_take(deadline=deadline)
-                except NoReadyWorker as error:
-                    kind = "queue_full" if isinstance(error, QueueFull) else "no_ready_worker"
-                    await answer_unavailable(self._send, kind, str(error), self._settings)
-                    return
-            worker = self._taken
-            failure = await self._attempt(worker)
-            tried.append(worker)
-            self._release()
-            if failure is None:
+    def _find(self) -> None:
+        worker = self._proxy.workers.take(self._want, but_not=self._tried)
+        if worker is not None:
+            self._try(worker)
+            return
+        but_not: tuple[Worker, ...] = ()
+        if self._tried:
+            ready = [w for w in self._proxy.workers.all() if w.state is State.READY]
+            but_not = tuple(w for w in ready if w in self._tried)
+            if ready and len(but_not) == len(ready):
+                self._give_up()  # each worker that is ready has been tried
                 return
-            if not failure.resend:
-                break
-        url = str(failure.worker.url)
-        await answer_error(self._send, failure.status, failure.kind, failure.message, worker=url)
+        self._queue(but_not)
 
-    async def _attempt(self, worker: Worker) -> Failure | None:
-        """One worker's try. None: the client has its answer, or a part of one that was broken off."""
-        connections = self._connections_to(worker)
-        fresh = not self._request.whole  # what is not kept can be sent only once
-        while True:
-            try:
-                connection, used = await connections.get(fresh=fresh)
-            except NotOpened as error:
-                return self._not_opened(worker, error)
-            keep = False
-            try:
-                await self._exchange(connection, worker)
-                keep = self._uploaded
-                return None
-            except NothingAccepted as error:
-                if not used:
-                    return self._failed(worker, connection, error)
-                fresh = True  # the connection was closed meanwhile; the worker never saw the request
-                connections.distrust(connection)
-            except UpstreamError as error:
-                if used and not connection.begun:
-                    connections.distrust(connection)
-                failure = self._failed(worker, connection, error)
-                if not self._started:
-                    return failure
-                self._request.break_off()
-                return None
-            finally:
-                if keep:
-                    connections.put(connection)
-                else:
-                    connection.close()
-
-    async def _exchange(self, connection: Connection, worker: Worker) -> None:
-        """Send the request, pass the answer on. Raises UpstreamError."""
-        connection.begin(self._request.method)
-        connection.write(self._head(worker) + (self._request.first if self._request.whole else b""))
-        self._progress = self._loop.time()
-        if not self._request.whole:
-            self._leash = Leash(functools.partial(self._upload, connection))
-        self._timer = self._loop.call_later(self._settings.first_byte_timeout_s, self._late, connection)
+    def _queue(self, but_not: Sequence[Worker]) -> None:
+        self._waits_since = now = time.monotonic()
+        deadline = now + self._proxy.settings.queue_timeout_s - self.queued_s
+        self._set_deadline(NEVER)
+        self._waits = True
         try:
-            await connection.head()
-        finally:
-            self._timer.cancel()
-        self._workers.heard(worker)
-        self._started = True
-        headers = response_headers(connection.status, connection.headers)
-        await self._send({"type": "http.response.start", "status": connection.status, "headers": headers})
-        while True:
-            piece = await connection.read()
-            if connection.complete:
-                break
-            self._workers.heard(worker)
-            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-        self._workers.answered(worker, connection.status)
-        self._release()  # a client that is slow to take the rest does not hold the worker
-        if self._leash is not None:
-            self._leash.let_go()
-        await self._send({"type": "http.response.body", "body": piece, "more_body": False})
+            ticket = self._proxy.workers.queue(
+                self._want, self._served, self._not_served, but_not=but_not, deadline=min(deadline, self._to_end)
+            )
+        except NotTaken as refused:
+            self._not_served(refused)
+            return
+        if self._waits:  # it may have been served meanwhile
+            self._ticket = ticket
 
-    def _head(self, worker: Worker) -> bytes:
-        request = self._request
-        length = request.declared_length
-        if request.whole and (request.first or request.method in ("POST", "PUT", "PATCH")):
-            length = len(request.first)
+    def _served(self, worker: Worker) -> None:
+        self._waits = False
+        self._ticket = None
+        self.queued_s += time.monotonic() - self._waits_since
+        self._try(worker)
+
+    def _not_served(self, refused: NotTaken) -> None:
+        self._waits = False
+        self._ticket = None
+        self.queued_s += time.monotonic() - self._waits_since
+        if time.monotonic() >= self._to_end:
+            self.expired(self._to_end)
+            return
+        seconds = b"retry-after: %d\r\n" % retry_after_s(self._proxy.settings)
+        self.refuse(503, refused.kind, str(refused), lines=(seconds,))
+
+    def _try(self, worker: Worker) -> None:
+        """worker: counts this request as in flight."""
+        self.worker = self._on = worker
+        self._taken = True
+        self.num_tries += 1
+        self._connections = self._proxy.connections_to(worker)
+        connection = self._connections.take() if self.request.whole else None  # the rest can be sent only once
+        if connection is None:
+            self._open()
+        else:
+            self._send(connection, used=True)
+
+    def _open(self) -> None:
+        self._set_deadline(NEVER)
+        self._opening = asyncio.get_running_loop().create_task(self._open_connection())
+
+    async def _open_connection(self) -> None:
+        try:
+            connection = await self._connections.open()
+        except NotOpened as error:
+            self._opening = None
+            self._not_opened(error)
+            return
+        self._opening = None
+        self._send(connection, used=False)
+
+    # The request
+
+    def _send(self, connection: Connection, *, used: bool) -> None:
+        self._connection = connection
+        self._used = used
+        request = self.request
+        body = request.body
+        head = self._head(body)
+        connection.begin(self, request.method)
+        self.sent = now = time.monotonic()
+        if request.whole:
+            if len(body) <= JOIN_BYTES:
+                connection.write(head + body)
+            else:
+                connection.write(head)
+                connection.write(body)
+            self._set_deadline(now + self._proxy.settings.first_byte_timeout_s)
+            return
+        self._sending = True
+        request.pieces = []
+        connection.write(head)
+        if body:
+            self._pass_on(connection, body)
+        self._set_deadline(now + self._proxy.settings.idle_timeout_s)
+        if not connection.write_paused:
+            self.to.resume()
+
+    def _head(self, body: bytes) -> bytes:
+        request = self.request
+        length = request.content_length
+        if request.whole and (body or request.method in BODY_METHODS):
+            length = len(body)
         elif request.whole and length is None:
             length = -1
-        host = worker.url.netloc.encode("ascii")
-        return request_head(
-            request.method, request.target, request.headers, host=host, content_length=length, close=False
+        lines = self._proxy.lines_for(self._on, request)
+        lines.append(b"x-request-id: %b\r\n" % self.request_id)
+        return request_head(request.method, request.target, lines, host=self._connections.host, content_length=length)
+
+    def _pass_on(self, connection: Connection, piece: bytes) -> None:
+        if self.request.content_length is None:
+            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+        connection.write(piece)
+        if connection.write_paused:
+            self.to.pause()
+
+    def on_body(self, piece: bytes) -> None:
+        """The client sent more."""
+        connection = self._connection
+        if self._sending and connection is not None:
+            self._pass_on(connection, piece)
+            if not self.status:
+                self._set_deadline(time.monotonic() + self._proxy.settings.idle_timeout_s)
+            return
+        pieces = self.request.pieces
+        pieces.append(piece)
+        if sum(map(len, pieces)) > BUFFER_BYTES:
+            self.to.pause()
+
+    def on_body_end(self) -> None:
+        """The client sent all of it."""
+        connection = self._connection
+        if self._sending and connection is not None:
+            if self.request.content_length is None:
+                connection.write(b"0\r\n\r\n")
+            if not self.status:
+                self._set_deadline(time.monotonic() + self._proxy.settings.first_byte_timeout_s)
+
+    def on_writable(self, connection: Connection) -> None:
+        """The worker takes more again."""
+        if not self.request.whole:
+            if not self.status:
+                self._set_deadline(time.monotonic() + self._proxy.settings.idle_timeout_s)
+            self.to.resume()
+
+    # The answer
+
+    def on_answer(self, connection: Connection, body: bytes) -> None:
+        """The worker answered, or answered more."""
+        if not self.status:
+            self._begin_answer(connection, body)
+            return
+        to = self.to
+        data = b"%x\r\n%b\r\n" % (len(body), body) if body and self._chunks_out else body
+        if connection.complete:
+            self.bytes_out += len(body)
+            self._finish(connection, data + b"0\r\n\r\n" if self._chunks_out else data)
+        elif data:
+            self.bytes_out += len(body)
+            to.write(data)
+            now = time.monotonic()
+            self._proxy.workers.heard(self._on)
+            self._set_deadline(now + self._proxy.settings.idle_timeout_s)
+
+    def _begin_answer(self, connection: Connection, body: bytes) -> None:
+        request = self.request
+        request.pieces = []  # it is not sent again
+        self.status = connection.status
+        self.first_byte = time.monotonic()
+        self.close = self.to.closes_after(request)
+        head = self._answer_head(connection)
+        complete = connection.complete
+        self.bytes_out = len(body)
+        if body and request.method != "HEAD":
+            if self._chunks_out:
+                data = b"%b%x\r\n%b\r\n%b" % (head, len(body), body, b"0\r\n\r\n" if complete else b"")
+            else:
+                data = head + body
+        else:
+            data = head + b"0\r\n\r\n" if complete and self._chunks_out else head
+        if complete:
+            self._finish(connection, data)
+            return
+        self._proxy.workers.heard(self._on)
+        self.to.half_chunk = self._chunks_out
+        self.to.write(data)
+        self._set_deadline(self.first_byte + self._proxy.settings.idle_timeout_s)
+
+    def _answer_head(self, connection: Connection) -> bytes:
+        status = connection.status
+        lines = connection.lines
+        if connection.named:
+            lines = without_named(lines, connection.named)
+        framing = b""
+        length = connection.content_length
+        if length is not None and not connection.chunked:
+            if status not in (204, 304):
+                framing = b"content-length: %b\r\n" % length
+        elif status not in (204, 304) and self.request.method != "HEAD":
+            if self.request.http_10:
+                self._until_close = True
+            else:
+                self._chunks_out = True
+                framing = b"transfer-encoding: chunked\r\n"
+        return b"%b%bx-request-id: %b\r\n%b%b" % (
+            status_line(status, connection.reason),
+            b"".join(lines),
+            connection.request_id or self.request_id,
+            framing,
+            b"connection: close\r\n\r\n" if self.close else b"\r\n",
         )
 
-    async def _upload(self, connection: Connection) -> None:
-        """Send the body as the client sends it; then wait. Returns when the client left."""
-        chunked = self._request.declared_length is None
-        piece, last = self._request.first, False
-        try:
-            while True:
-                if piece:
-                    connection.write(b"%x\r\n%s\r\n" % (len(piece), piece) if chunked else piece)
-                await connection.drain()
-                self._progress = self._loop.time()
-                if last:
-                    break
-                self._clients_turn = True
-                piece, last = await self._request.next_bytes()
-                self._clients_turn = False
-            if chunked:
-                connection.write(b"0\r\n\r\n")
-            self._uploaded = True
-            await self._request.until_left()
-        except ClientLeft:
-            return
-
-    def _late(self, connection: Connection) -> None:
-        """The time for the first byte of the answer is over, unless the body is still on its way."""
-        limit_s = self._settings.first_byte_timeout_s
-        left_s = self._progress + limit_s - self._loop.time()
-        if left_s > 0.001:
-            self._timer = self._loop.call_later(left_s, self._late, connection)
-        elif self._clients_turn:
-            connection.fail(ClientStalled(f"was not sent the rest of the body for {limit_s:g} s"))
+    def _finish(self, connection: Connection, data: bytes) -> None:
+        """The worker answered all. A client that is slow to take the rest does not hold the worker."""
+        worker = self._on
+        workers = self._proxy.workers
+        self.ended = now = time.monotonic()
+        workers.heard(worker)
+        workers.answered(worker, self.status)
+        self._release()
+        self._connection = None
+        if self.request.whole:
+            self._connections.put(connection, now)
         else:
-            connection.fail(AnswerLate(f"did not begin its answer within {limit_s:g} s"))
+            connection.close()
+        to = self.to
+        if data:
+            to.write(data)
+        self.over = True
+        self.observer.finished(self)
+        to.answered(self)
 
-    def _not_opened(self, worker: Worker, error: NotOpened) -> Failure:
-        self._workers.failed(worker, str(error))
+    def on_client_full(self) -> None:
+        """The client takes no more for now: nor does the worker give more."""
+        if self._connection is not None:
+            self._connection.pause()
+
+    def on_client_ready(self) -> None:
+        """The client takes more again."""
+        if self._connection is not None:
+            self._connection.resume()
+            self._set_deadline(time.monotonic() + self._proxy.settings.idle_timeout_s)
+
+    # What goes wrong
+
+    def _not_opened(self, error: NotOpened) -> None:
+        worker = self._on
+        workers = self._proxy.workers
+        workers.failed(worker, str(error))
         if isinstance(error, Refused):
-            self._workers.gone(worker, str(error))
+            workers.gone(worker, str(error))
         worker.probe_soon.set()
         status = 504 if isinstance(error, ConnectTimeout) else 502
-        return Failure(status, "worker_unreachable", str(error), worker, resend=True)
+        self._failed(status, "worker_unreachable", str(error), resend=True)
 
-    def _failed(self, worker: Worker, connection: Connection, error: UpstreamError) -> Failure:
+    def on_error(self, connection: Connection, error: UpstreamError) -> None:
+        """The worker broke the exchange."""
+        worker = self._on
+        self._connection = None
+        unanswered = not connection.begun
+        if self._used and unanswered:
+            self._connections.distrust(connection)
+        request = self.request
+        whole = request.whole and not self._sending
+        accepted = not isinstance(error, NothingAccepted)
+        if self._used and not accepted:  # it was closed meanwhile; the worker never saw the request
+            self.observer.retry("connection_closed")
+            self._open()
+            return
         message = f"{worker.url} {error}"
-        if isinstance(error, ClientStalled):
-            return Failure(408, "client_stalled", message, worker, resend=False)
-        self._workers.failed(worker, message)
-        log.warning("request_failed", worker=worker.worker_id, url=str(worker.url), error=str(error))
-        if isinstance(error, AnswerLate):
-            return Failure(504, "worker_late", message, worker, resend=False)
+        self._proxy.workers.failed(worker, message)
         worker.probe_soon.set()
-        unheard = self._request.whole and self._request.idempotent and not connection.begun
-        unaccepted = self._request.whole and isinstance(error, NothingAccepted)
-        return Failure(502, "worker_broken", message, worker, resend=unheard or unaccepted)
+        resend = whole and (not accepted or (request.idempotent and unanswered))
+        self._failed(502, "worker_broken", message, resend=resend)
+
+    def _failed(self, status: int, kind: str, message: str, *, resend: bool) -> None:
+        """A try gave no answer, or a part of one. resend: another worker may get the request."""
+        self._release()
+        if self.status:
+            self.break_off(kind, message)
+            return
+        self._failure = (status, kind, message)
+        self._tried.append(self._on)
+        if resend and self.num_tries < self._proxy.settings.max_tries and time.monotonic() < self._to_end:
+            self.observer.retry(kind)
+            self._find()
+        else:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        assert self._failure is not None
+        status, kind, message = self._failure
+        self.refuse(status, kind, message, worker=str(self.worker.url) if self.worker else "")
+
+    def break_off(self, kind: str, message: str) -> None:
+        """End amid the answer, so that the client cannot take what it got for the whole."""
+        self._drop()
+        self.error, self.error_message = kind, message
+        self.end()
+        self.to.break_off(reset=self._until_close)
+
+    def refuse(self, status: int, kind: str, message: str, *, lines: tuple[bytes, ...] = (), **more: object) -> None:
+        """Answer with an error of the router's own, and end."""
+        self._drop()
+        Exchange.refuse(self, status, kind, message, lines=lines, **more)
+
+    def on_client_left(self) -> None:
+        """The client is gone, and its request with it."""
+        self._drop()
+        Exchange.on_client_left(self)
+
+    def cut_short(self) -> None:
+        """The router stops: there is no more time for this request."""
+        if self.status:
+            self.break_off("stopping", "the router is stopping")
+        else:
+            seconds = b"retry-after: %d\r\n" % retry_after_s(self._proxy.settings)
+            self.refuse(503, "stopping", "the router is stopping", lines=(seconds,))
+
+    def expired(self, now: float) -> None:
+        """A time limit is over: whose fault is it?"""
+        settings = self._proxy.settings
+        if now >= self._to_end:
+            message = f"the request took longer than {settings.total_timeout_s:g} s, the limit --router-total-timeout-s"
+            self._end_late(504, "total_timeout", message)
+        elif self.worker is None or self._connection is None:
+            self._set_deadline(NEVER)
+        elif self.status and self.to.full:
+            self._end_late(408, "client_stalled", f"the client took nothing for {settings.idle_timeout_s:g} s")
+        elif not self.status and not self.request.whole and not self._connection.write_paused:
+            message = f"{self.worker.url} was not sent the rest of the body for {settings.idle_timeout_s:g} s"
+            self._end_late(408, "client_stalled", message)
+        else:
+            if self.status:
+                error = f"was silent for {settings.idle_timeout_s:g} s amid its answer"
+            elif self.request.whole:
+                error = f"did not begin its answer within {settings.first_byte_timeout_s:g} s"
+            else:
+                error = f"took no more of the body for {settings.idle_timeout_s:g} s"
+            message = f"{self.worker.url} {error}"
+            self._proxy.workers.failed(self._on, message)
+            self._end_late(504, "worker_late", message)
+
+    def _end_late(self, status: int, kind: str, message: str) -> None:
+        if self.status:
+            self.break_off(kind, message)
+        else:
+            self.refuse(status, kind, message, worker=str(self.worker.url) if self.worker is not None else None)
+
+    def _drop(self) -> None:
+        """Let go of everything that is held for this request."""
+        if self._ticket is not None:
+            self._ticket.cancel()
+            self._ticket = None
+        if self._opening is not None:
+            self._opening.cancel()
+            self._opening = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self._release()
 
     def _release(self) -> None:
-        if self._taken is not None:
-            taken, self._taken = self._taken, None
-            self._workers.give_back(taken)
+        if self._taken:
+            self._taken = False
+            self._proxy.workers.give_back(self._on)
+
+    def _set_deadline(self, deadline: float) -> None:
+        self.to.deadline = deadline if deadline < self._to_end else self._to_end

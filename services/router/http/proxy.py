@@ -1,61 +1,86 @@
-"""The pass-through as an ASGI callable: for all paths that are not the router's own. Keeps the connections to workers.
+"""What all passages share: workers, limits, and the connections to workers.
 
 Never parses or changes a body; how one request travels stands in `passage.py`.
 """
 
-import asyncio
-from weakref import WeakKeyDictionary
+from typing import Protocol
 
-from services.router.http.answers import answer_error
-from services.router.http.asgi import ClientLeft, ClientRequest, Receive, Scope, Send
 from services.router.http.connections import Connections
-from services.router.http.passage import Passage
+from services.router.http.exchange import NoObserver, Observer
+from services.router.http.request import Request
+from services.router.http.wants import want_of
 from services.router.settings import RouterSettings
-from services.router.workers.workers import Worker, Workers
+from services.router.workers.workers import ANY, Want, Worker, Workers
+
+
+class IsToken(Protocol):
+    """Knows the router's token."""
+
+    def is_in(self, authorization: bytes, /) -> bool:
+        """Whether the value of an Authorization header is the token."""
 
 
 class Proxy:
-    """Carries each request to a worker."""
+    """Keeps the connections to workers."""
 
-    def __init__(self, workers: Workers, settings: RouterSettings) -> None:
-        self._workers = workers
-        self._settings = settings
-        self._connections: WeakKeyDictionary[Worker, Connections] = WeakKeyDictionary()
+    def __init__(
+        self,
+        workers: Workers,
+        settings: RouterSettings,
+        observer: Observer | None = None,
+        token: IsToken | None = None,
+    ) -> None:
+        self.workers = workers
+        self.settings = settings
+        self.observer: Observer = observer if observer is not None else NoObserver()
+        self._token = token
+        self._by_affinity = settings.policy in ("session", "prefix")
+        self._connections: dict[Worker, Connections] = {}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = ClientRequest(scope, receive)
-        if request.wants_upgrade:
-            message = "the router carries plain HTTP/1.1: leave the Upgrade header out"
-            await answer_error(send, 501, "upgrade_refused", message, headers=[(b"connection", b"close")])
-            return
-        passage = Passage(self._workers, self._settings, self._connections_to, request, send)
-        try:
-            await request.begin()
-            await passage.run()
-        except ClientLeft:
-            return
-        except asyncio.CancelledError:
-            if not passage.client_left:  # the router's time to drain is over
-                await passage.cut_short()
+    def want_of(self, request: Request) -> Want:
+        """What a request wants of its worker."""
+        if request.labels is None and not self._by_affinity:
+            return ANY
+        return want_of(request, self.settings)
+
+    def lines_for(self, worker: Worker, request: Request) -> list[bytes]:
+        """The headers that go on to a worker, as lines: its own key instead of the client's, never the router's."""
+        given = request.authorization
+        if given is None and worker.api_key is None:
+            return [*request.lines]
+        if worker.api_key is None and (given is None or self._token is None or not self._token.is_in(given)):
+            return [*request.lines]
+        lines = [line for line in request.lines if line[:14].lower() != b"authorization:"]
+        if worker.api_key is not None:
+            lines.append(b"authorization: Bearer %b\r\n" % worker.api_key.encode("latin-1", "replace"))
+        return lines
+
+    def connections_to(self, worker: Worker) -> Connections:
+        """The connections of one worker."""
+        found = self._connections.get(worker)
+        if found is None:
+            limits = self.settings
+            found = Connections(
+                worker.url,
+                connect_timeout_s=limits.connect_timeout_s,
+                idle_s=limits.idle_connection_s,
+                worker_ca=limits.worker_ca,
+            )
+            if not worker.removed:
+                self._connections[worker] = found
+        return found
 
     def forget(self, worker: Worker) -> None:
         """Close a removed worker's unused connections; those in use end with their requests."""
-        self._connections_to(worker).close()
+        if (connections := self._connections.pop(worker, None)) is not None:
+            connections.close()
 
     def drop_old_connections(self) -> None:
         """Close connections that were unused for too long."""
-        for connections in list(self._connections.values()):
+        for connections in self._connections.values():
             connections.drop_old()
 
     def close(self) -> None:
         """Close all unused connections."""
-        for connections in list(self._connections.values()):
+        for connections in self._connections.values():
             connections.close()
-
-    def _connections_to(self, worker: Worker) -> Connections:
-        found = self._connections.get(worker)
-        if found is None:
-            limits = self._settings
-            found = Connections(worker.url, connect_timeout_s=limits.connect_timeout_s, idle_s=limits.idle_connection_s)
-            self._connections[worker] = found
-        return found

@@ -1,97 +1,100 @@
-"""The HTTP server: uvicorn with sockets bound by us, no signal handlers of its own, and a limit on request heads.
+"""The HTTP server: takes clients' connections, sweeps over them for time limits, drains at the end.
 
-The only file that imports uvicorn. Never knows what a request is for.
+Never knows what a request is for.
 """
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncGenerator, Generator
-from typing import Any, cast
-
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import ssl
+import time
+from collections.abc import AsyncGenerator
 
 from furlong.addresses import join_host_port
 from furlong.rpc import PortTaken
+from services.router.http.client import ClientConnection
+from services.router.http.exchange import Exchange
+from services.router.http.front import Front
+from services.router.http.request import Limits, Objection, Request
+from services.router.http.tls import serving_context
 
-KEEP_ALIVE_S = 75
-"""How long an unused client connection is kept: longer than clients keep theirs (aiohttp: 15 s), so they end it."""
-START_TIMEOUT_S = 10.0
 BACKLOG = 4096
-TOO_LARGE = b'{"error":{"type":"head_too_large","message":"request line and headers must have at most %d bytes"}}'
+SWEEP_S = 0.25
+"""Time limits are kept to this; there is no timer for a request or a connection."""
+CLOSING_S = 1.0
+"""What the last answers get to leave the process."""
 
 
-class ClientConnection(HttpToolsProtocol):
-    """A client's connection. Adds to each request's scope, under `extensions`, what HTTP has and ASGI lacks:
+class Server:
+    """All connections of clients."""
 
-    furlong.target: the request target as it was sent, byte for byte.
-    furlong.upgrade: whether the client wants another protocol.
-    furlong.break_off: a function that ends the connection in the midst of an answer, so that the client cannot take
-    what it got for the whole.
-    furlong.head_too_large: whether request line and headers are larger than allowed. One that has not ended by then is
-    refused right here.
-    """
+    def __init__(self, front: Front) -> None:
+        self.settings = settings = front.proxy.settings
+        self.limits = Limits(settings.max_head_bytes, settings.max_url_bytes, settings.max_body_bytes)
+        message = f"request line and headers must have at most {settings.max_head_bytes} bytes"
+        self.head_too_large = Objection(431, "head_too_large", message)
+        self.stopping = False
+        self.scheme = "https" if settings.tls_cert else "http"
+        self._front = front
+        self._observer = front.proxy.observer
+        self._connections: set[ClientConnection] = set()
+        self._changed = asyncio.Event()
 
-    max_head_bytes = 64 * 1024
-    _head_bytes = 0  # since the read after the one that the head began in
-    _read_bytes = 0  # in the newest read
-    _in_head = True
+    def exchange_for(self, to: ClientConnection, request: Request) -> Exchange:
+        """Who answers this request."""
+        return self._front.exchange_for(to, request)
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._in_head = True
-        self._head_bytes = 0
+    def opened(self, connection: ClientConnection) -> None:
+        """A client came."""
+        self._connections.add(connection)
+        self._observer.connection_opened()
+        if len(self._connections) > self.settings.max_connections:
+            connection.refuse_all()
 
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        size_bytes = self._head_bytes + self._read_bytes
-        if size_bytes > self.max_head_bytes:  # of which other parts of what was read may make up the most
-            size_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        cast(dict[str, Any], self.scope)["extensions"] = {  # Any: ASGI's open table
-            "furlong.target": self.url,
-            "furlong.upgrade": self.parser.should_upgrade(),
-            "furlong.break_off": self._break_off,
-            "furlong.head_too_large": size_bytes > self.max_head_bytes,
-        }
-        super().on_headers_complete()
+    def closed(self, connection: ClientConnection) -> None:
+        """A client went."""
+        self._connections.discard(connection)
+        self._observer.connection_closed()
+        self._changed.set()
 
-    def data_received(self, data: bytes) -> None:
-        self._read_bytes = len(data)
-        self._head_bytes += len(data)
-        super().data_received(data)
-        if self._in_head and self._head_bytes > self.max_head_bytes and not self.transport.is_closing():
-            body = TOO_LARGE % self.max_head_bytes
-            self.transport.write(
-                b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
-                b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (len(body), body)
-            )
-            self.transport.close()
+    async def sweep(self) -> None:
+        """Tell connections whose deadline is over; runs until cancelled."""
+        limits = self.settings
+        shortest = min(
+            limits.client_head_timeout_s,
+            limits.client_keep_alive_s,
+            limits.first_byte_timeout_s,
+            limits.idle_timeout_s,
+            limits.total_timeout_s or limits.idle_timeout_s,
+        )
+        sweep_s = min(SWEEP_S, shortest / 4)
+        while True:
+            await asyncio.sleep(sweep_s)
+            now = time.monotonic()
+            for connection in [c for c in self._connections if c.deadline <= now]:
+                connection.expired(now)
 
-    def _break_off(self) -> None:
-        """Close without the end that length or chunks promised. What the client has not read yet still goes out."""
-        self.cycle.disconnected = True
-        self.transport.close()
+    async def drain(self, drain_s: float) -> None:
+        """Let requests end for so long; end the rest."""
+        self.stopping = True
+        for connection in list(self._connections):
+            connection.stop()
+        await self._until_none(drain_s)
+        for connection in list(self._connections):
+            if connection.exchange is not None:
+                connection.exchange.cut_short()
+            else:
+                connection.stop()
+        await self._until_none(CLOSING_S)
+        for connection in list(self._connections):
+            connection.abort()
 
-
-class _Server(uvicorn.Server):
-    """uvicorn without signal handlers, which the process has itself, and without a tick."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._exit = asyncio.Event()
-
-    def stop(self) -> None:
-        """Stop accepting and drain."""
-        self.should_exit = True
-        self._exit.set()
-
-    async def main_loop(self) -> None:
-        await self._exit.wait()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
+    async def _until_none(self, limit_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self._connections:
+                    self._changed.clear()
+                    await self._changed.wait()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -117,40 +120,27 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 @contextlib.asynccontextmanager
-async def serve_http(
-    app: Any,  # Any: an ASGI callable; uvicorn's own type for it is a union of private ones
-    sock: socket.socket,
-    *,
-    max_head_bytes: int,
-    drain_s: float,
-) -> AsyncGenerator["asyncio.Task[None]"]:
-    """Answer on a listening socket while inside; the task that does. Leaving it stops accepting, waits up to drain_s
-    seconds for running requests, and cancels the rest."""
-    protocol = type("LimitedClientConnection", (ClientConnection,), {"max_head_bytes": max_head_bytes})
-    config = uvicorn.Config(
-        app,
-        http=protocol,
-        loop="none",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        proxy_headers=False,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=max(1, int(drain_s)),
+async def serve_http(front: Front, sock: socket.socket, *, drain_s: float) -> AsyncGenerator["asyncio.Task[None]"]:
+    """Answer on a listening socket while inside; the task that watches the time limits. Leaving it stops accepting,
+    waits up to drain_s seconds for running requests, and ends the rest."""
+    settings = front.proxy.settings
+    context: ssl.SSLContext | None = None
+    if settings.tls_cert:
+        context = serving_context(settings.tls_cert, settings.tls_key)
+    server = Server(front)
+    listener = await asyncio.get_running_loop().create_server(
+        lambda: ClientConnection(server),
+        sock=sock,
         backlog=BACKLOG,
+        ssl=context,
+        ssl_handshake_timeout=settings.client_head_timeout_s if context else None,
     )
-    server = _Server(config)
-    task = asyncio.create_task(server.serve(sockets=[sock]), name="http_server")
+    task = asyncio.create_task(server.sweep(), name="sweep_connections")
     try:
-        async with asyncio.timeout(START_TIMEOUT_S):
-            while not server.started and not task.done():  # noqa: ASYNC110  uvicorn offers nothing to wait for
-                await asyncio.sleep(0.002)
-        if task.done():
-            task.result()
         yield task
     finally:
-        server.stop()
-        await task
+        listener.close()
+        await server.drain(drain_s)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

@@ -90,7 +90,8 @@ class Probes:
     async def _probe(self, worker: Worker, path: str) -> tuple[str, bool]:
         """One probe; the path for the next one, and whether this one was answered well."""
         try:
-            answer = await call(worker.url, "GET", path, timeout_s=self._settings.health_timeout_s)
+            limits = self._settings
+            answer = await call(worker.url, "GET", path, timeout_s=limits.health_timeout_s, worker_ca=limits.worker_ca)
         except Refused as error:
             self._workers.gone(worker, str(error))
             return PROBE_PATH, False
