@@ -51,6 +51,19 @@ def token_metadata(path: str) -> list[tuple[str, str]]:
         return []
 
 
+def router_tls(config: RunConfig) -> ssl.SSLContext:
+    """How a client checks an https router: by --router-tls-cert alone, else by the system's authorities.
+
+    A router of the run directory has that very certificate, whose name need not be that of its address.
+    """
+    router = config.router
+    context = ssl.create_default_context(cafile=router.router_tls_cert or None)
+    if router.router_tls_cert:
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it may be signed by another that is not at hand
+        context.check_hostname = bool(router.router_addr)
+    return context
+
+
 def _bad_token(path: str) -> Iterator[Problem]:
     try:
         read_token(path)

@@ -38,12 +38,20 @@ class EngineHttp:
 
     async def post(self, path: str, body: Json, *, timeout_s: float) -> Any:  # Any: JSON of SGLang's API
         """The answer's JSON (None for a body that is not JSON). Raises EngineCallFailed on anything but 200."""
+        return await self._call("POST", path, orjson.dumps(body), timeout_s)
+
+    async def get(self, path: str, *, timeout_s: float) -> Any:  # Any: JSON of SGLang's API
+        """As `post`, of what an engine tells."""
+        return await self._call("GET", path, None, timeout_s)
+
+    async def _call(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:  # Any: JSON
         step = path.strip("/").split("?", 1)[0]
         try:
-            async with self.session.post(
+            async with self.session.request(
+                method,
                 f"{self.url}{path}",
-                data=orjson.dumps(body),
-                headers={"Content-Type": "application/json"},
+                data=body,
+                headers={"Content-Type": "application/json"} if body is not None else None,
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
             ) as response:
                 content = await response.read()

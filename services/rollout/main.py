@@ -15,6 +15,7 @@ from furlong import addresses, rpc
 from furlong.addresses import NotReachable
 from furlong.config import ConfigError, RunConfig
 from furlong.config.errors import Problem
+from furlong.launch.routerfiles import router_tls
 from furlong.service import ServiceContext, run_async
 from furlong.v1 import rollout_pb2_grpc
 from services.rollout.batch_store import BatchStore
@@ -75,8 +76,8 @@ async def serve(context: ServiceContext) -> AsyncGenerator[None]:
         stack.callback(loading.cancel)
         await _start_engines(context, fleet)
         prompts, sets = await loading
-        session = await stack.enter_async_context(_http_session())
-        router = RouterLink(config, context.run_dir, fleet)
+        session = await stack.enter_async_context(_http_session(config))
+        router = RouterLink(config, context.run_dir, fleet, session)
         stack.push_async_callback(router.close)
         await router.connect(config.run.start_timeout_s)
         keeping = context.watch(asyncio.create_task(router.keep(), name="router-link"))
@@ -154,8 +155,7 @@ async def _end(task: "asyncio.Task[object]") -> None:
     await asyncio.wait({task}, timeout=5.0)
 
 
-def _http_session() -> aiohttp.ClientSession:
+def _http_session(config: RunConfig) -> aiohttp.ClientSession:
     """No proxies, no limit of its own (callers are bounded), answers of any size."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S), trust_env=False, auto_decompress=True
-    )
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=router_tls(config))
+    return aiohttp.ClientSession(connector=connector, trust_env=False, auto_decompress=True)

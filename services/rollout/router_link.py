@@ -1,49 +1,43 @@
 """Keeps the router in step with the engines: registered, admitted only while READY, removed when gone.
 
 The router may be restarted at any time, on another port: it is found again and told anew. Never admits an engine that
-the fleet does not call READY.
+the fleet does not call READY, or that does not itself say, at that time, that it holds the version.
 """
 
 import asyncio
 import contextlib
+import hashlib
+import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-import grpc
+import aiohttp
 import grpc.aio
 import structlog
 
-from furlong import addresses, rpc
 from furlong.addresses import NotReachable
 from furlong.config import RunConfig
 from furlong.rundir import RunDir
-from furlong.v1 import router_pb2, router_pb2_grpc
-from services.rollout.fleet import READY, Engine, Fleet
+from furlong.v1 import router_pb2
+from services.rollout.engine_http import EngineCallFailed, EngineHttp
+from services.rollout.fleet import READY, WAITING, Engine, Fleet
+from services.rollout.router_calls import CALL_TIMEOUT_S, RouterCalls, TokenRefused, Workers, version_of, words
 
 log = structlog.get_logger()
 
 SYNC_INTERVAL_S = 1.0
-CALL_TIMEOUT_S = 5.0
 POLL_S = 0.05
-
-
-@dataclass(frozen=True)
-class RouterPlace:
-    """Where the router listens."""
-
-    grpc: str
-    http: str
 
 
 class RouterLink:
     """The connection to the router."""
 
-    def __init__(self, config: RunConfig, run_dir: RunDir, fleet: Fleet) -> None:
-        self._config = config
-        self._run_dir = run_dir
+    def __init__(self, config: RunConfig, run_dir: RunDir, fleet: Fleet, session: aiohttp.ClientSession) -> None:
+        """session: for questions to engines."""
+        self._router = RouterCalls(config, run_dir)
         self._fleet = fleet
-        self._place: RouterPlace | None = None
-        self._channel: grpc.aio.Channel | None = None
+        self._session = session
+        self._labels = {"run": config.run.name, "owner": owner_of(run_dir)}
         self._registered: dict[str, str] = {}  # engine id -> url under which the router knows it
         self._told: dict[str, tuple[bool, int | None]] = {}  # engine id -> admission and version as the router was told
         self._lock = asyncio.Lock()
@@ -53,7 +47,7 @@ class RouterLink:
     @property
     def http(self) -> str:
         """Base address of the router's HTTP side."""
-        return self._place.http if self._place else ""
+        return self._router.place.http if self._router.place else ""
 
     async def connect(self, timeout_s: float) -> None:
         """Find the router and register the engines. Raises NotReachable."""
@@ -62,10 +56,12 @@ class RouterLink:
             try:
                 await self._sync()
                 return
+            except TokenRefused:
+                raise
             except (NotReachable, grpc.aio.AioRpcError) as error:
                 if time.monotonic() > deadline:
                     raise NotReachable(
-                        f"the router did not answer within {timeout_s:g} s: {_words(error)}. Is it started, with "
+                        f"the router did not answer within {timeout_s:g} s: {words(error)}. Is it started, with "
                         "the same --run-dir? The limit: --start-timeout-s."
                     ) from error
             await asyncio.sleep(POLL_S)
@@ -76,23 +72,30 @@ class RouterLink:
             await self.connect(timeout_s)
 
     async def keep(self) -> None:
-        """Tell the router of every change, and look once a second whether it still knows. Runs until cancelled."""
+        """Tell the router of every change, here and there, and look once a second whether it still knows. Runs until
+        cancelled."""
+        watching = asyncio.create_task(self._watch(), name="router-watch")
         lost = False
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SYNC_INTERVAL_S):  # wait_for may swallow a cancellation
-                    await self._poke.wait()
-            self._poke.clear()
-            try:
-                await self._sync()
-                if lost:
-                    log.info("router_found_again", http=self.http)
-                lost = False
-            except (NotReachable, grpc.aio.AioRpcError) as error:
-                if not lost:
-                    log.warning("router_lost", error=_words(error))
-                lost = True
-                await asyncio.sleep(POLL_S)
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(SYNC_INTERVAL_S):  # wait_for may swallow a cancellation
+                        await self._poke.wait()
+                self._poke.clear()
+                if watching.done():
+                    watching.result()
+                try:
+                    await self._sync()
+                    if lost:
+                        log.info("router_found_again", http=self.http)
+                    lost = False
+                except (NotReachable, grpc.aio.AioRpcError) as error:
+                    if not lost:
+                        log.warning("router_lost", error=words(error))
+                    lost = True
+                    await asyncio.sleep(POLL_S)
+        finally:
+            watching.cancel()
 
     async def settle(self, timeout_s: float) -> None:
         """Have the router know the engines' present state. Raises NotReachable."""
@@ -104,9 +107,9 @@ class RouterLink:
         while time.monotonic() < deadline:
             with contextlib.suppress(NotReachable, grpc.aio.AioRpcError):
                 await self._sync()
-                known = await self._stub().ListWorkers(router_pb2.ListWorkersRequest(), timeout=CALL_TIMEOUT_S)
+                known = await self._router.list()
                 ours = {engine.url for engine in self._fleet.ready(policy_version)}
-                ready = {w.url for w in known.workers if w.state == router_pb2.WORKER_STATE_READY}
+                ready = {url for url, worker in known.items() if worker.state == router_pb2.WORKER_STATE_READY}
                 if ours and ours <= ready:
                     return True
             await asyncio.sleep(POLL_S)
@@ -116,82 +119,99 @@ class RouterLink:
         """Take our engines out of the router and hang up. Never raises: the router may be gone."""
         with contextlib.suppress(NotReachable, grpc.aio.AioRpcError, TimeoutError):
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                for engine_id in list(self._registered):
-                    await self._remove(engine_id)
-        if self._channel is not None:
-            await self._channel.close()
+                while self._registered:
+                    await self._router.remove(self._registered.popitem()[1])
+        await self._router.close()
+
+    async def _watch(self) -> None:
+        """Have every change at the router looked at when it happens: one that came back knows no policy version, and
+        none of a worker that it saw die."""
+        pause_s = POLL_S
+        while True:
+            with contextlib.suppress(NotReachable, grpc.aio.AioRpcError):
+                async with contextlib.aclosing(self._router.watch()) as changes:
+                    async for workers in changes:
+                        pause_s = POLL_S
+                        if self._differs(workers):
+                            self._poke.set()
+            self._poke.set()
+            await asyncio.sleep(pause_s)
+            pause_s = min(SYNC_INTERVAL_S, 2 * pause_s)
+
+    def _differs(self, workers: Workers) -> bool:
+        """Whether the router knows something else of an engine than what holds."""
+        return any(
+            (worker := workers.get(engine.url)) is None or version_of(worker) != engine.policy_version
+            for engine in self._fleet.engines
+            if engine.answers
+        )
 
     async def _sync(self) -> None:
         async with self._lock:
-            await self._find()
-            known = await self._stub().ListWorkers(router_pb2.ListWorkersRequest(), timeout=CALL_TIMEOUT_S)
-            workers = {worker.url: worker for worker in known.workers}
+            if await self._router.find():
+                self._registered.clear()
+                self._told.clear()
+            workers = await self._router.list()
+            await self._remove_left_over(workers)
             for engine in self._fleet.engines:
                 await self._sync_engine(engine, workers)
 
-    async def _sync_engine(self, engine: Engine, workers: dict[str, router_pb2.Worker]) -> None:
+    async def _sync_engine(self, engine: Engine, workers: Workers) -> None:
         old = self._registered.get(engine.engine_id)
         if old is not None and (old != engine.url or not engine.answers):
-            await self._remove(engine.engine_id)
+            del self._registered[engine.engine_id]
+            self._told.pop(engine.engine_id, None)
+            await self._router.remove(old)
         if not engine.answers:
             return
-        admit, version = engine.state == READY, engine.policy_version
-        if engine.url not in workers:
-            request = router_pb2.AddWorkerRequest(url=engine.url, admit_without_policy_version=False)
-            await self._stub().AddWorker(request, timeout=CALL_TIMEOUT_S)
-            self._registered[engine.engine_id] = engine.url
-            self._told.pop(engine.engine_id, None)
-        self._registered[engine.engine_id] = engine.url
         worker = workers.get(engine.url)
-        told = self._told.get(engine.engine_id)
-        wanted = (admit, version)
-        same = worker is not None and (worker.policy_version if worker.HasField("policy_version") else None) == version
-        if told == wanted and same:
+        if worker is None:
+            self._told.pop(engine.engine_id, None)
+            await self._router.add(engine.url, labels={**self._labels, "engine": engine.engine_id})
+        self._registered[engine.engine_id] = engine.url
+        known = (self._told.get(engine.engine_id), version_of(worker) if worker else None)
+        wanted = (engine.state == READY, engine.policy_version)
+        if known == (wanted, engine.policy_version):
             return
-        request = router_pb2.SetWorkerStateRequest(worker=engine.url, admit=admit, policy_version=version)
-        try:
-            await self._stub().SetWorkerState(request, timeout=CALL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            if error.code() != grpc.StatusCode.NOT_FOUND:
-                raise
+        if engine.policy_version is not None and not await self._holds(engine, engine.policy_version):
+            wanted = (False, None)
+            if known == (wanted, None):  # each telling is a change, and each change has us look again
+                return
+        admit, version = wanted
+        if await self._router.set_state(engine.url, admit=admit, policy_version=version):
+            self._told[engine.engine_id] = wanted
+        else:
             self._poke.set()  # it was dropped between the two calls: the next look adds it again
-            return
-        self._told[engine.engine_id] = wanted
 
-    async def _remove(self, engine_id: str) -> None:
-        url = self._registered.pop(engine_id)
-        self._told.pop(engine_id, None)
+    async def _holds(self, engine: Engine, version: int) -> bool:
+        """Whether the engine says itself that it holds a version. One that holds another is out until the next update:
+        whatever the fleet believed of it was wrong."""
+        before = (engine.incarnation, engine.state, engine.policy_version)
+        http = EngineHttp(self._session, engine.engine_id, engine.url)
         try:
-            await self._stub().RemoveWorker(router_pb2.RemoveWorkerRequest(worker=url), timeout=CALL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            if error.code() != grpc.StatusCode.NOT_FOUND:
-                raise
+            told = await http.get("/model_info", timeout_s=CALL_TIMEOUT_S)
+        except EngineCallFailed as error:
+            log.warning("engine_not_asked", engine=engine.engine_id, policy_version=version, error=error.problem)
+            return False
+        if (engine.incarnation, engine.state, engine.policy_version) != before:
+            return False  # what it says may be of before or after the change, which is looked at next
+        held = told.get("weight_version") if isinstance(told, Mapping) else None
+        if held == str(version):
+            return True
+        log.error("engine_holds_another_version", engine=engine.engine_id, held=held, policy_version=version)
+        self._fleet.set_state(engine, WAITING)
+        return False
 
-    async def _find(self) -> None:
-        place = self._look_up()
-        if place == self._place:
-            return
-        if self._channel is not None:
-            await self._channel.close()
-        self._channel = rpc.aio_channel(place.grpc)
-        self._place = place
-        self._registered.clear()
-        self._told.clear()
-
-    def _look_up(self) -> RouterPlace:
-        given = self._config.router.router_addr
-        if given:
-            http, _, grpc_address = given.partition(",")
-            return RouterPlace(grpc_address, http.rstrip("/"))
-        entry = addresses.find(self._run_dir, "router")
-        if entry is None or entry.grpc is None or entry.http is None:
-            raise NotReachable(f"no live router in {self._run_dir.addresses}")
-        return RouterPlace(entry.grpc, entry.http.rstrip("/"))
-
-    def _stub(self) -> "router_pb2_grpc.RouterAsyncStub":
-        assert self._channel is not None
-        return router_pb2_grpc.RouterStub(self._channel)  # pyrefly: ignore
+    async def _remove_left_over(self, workers: Workers) -> None:
+        """Engines of an earlier start of this run, whose rollout service could not take them out."""
+        ours = {engine.url for engine in self._fleet.engines} | set(self._registered.values())
+        for url, worker in workers.items():
+            if worker.labels.get("owner") == self._labels["owner"] and url not in ours:
+                log.info("left_over_engine_removed", url=url, engine=worker.labels.get("engine"))
+                await self._router.remove(url)
 
 
-def _words(error: Exception) -> str:
-    return f"{error.code().name}: {error.details()}" if isinstance(error, grpc.aio.AioRpcError) else str(error)
+def owner_of(run_dir: RunDir) -> str:
+    """Names a run directory on this host among all whose engines share a router."""
+    text = f"{socket.gethostname()}:{run_dir.root.absolute()}"
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

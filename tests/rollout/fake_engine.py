@@ -40,6 +40,7 @@ class FakeEngine:
         app.router.add_get("/seen", self.get_seen)
         for path in ("/health", "/ready", "/ping"):
             app.router.add_get(path, self.health)
+        app.router.add_get("/model_info", self.model_info)
         app.router.add_post("/generate", self.generate)
         app.router.add_post("/{name}", self.admin)
         return app
@@ -54,6 +55,11 @@ class FakeEngine:
 
     async def health(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.paused and request.path == "/ready" else 200)
+
+    async def model_info(self, request: web.Request) -> web.Response:
+        if broken := self.broken.get("/model_info"):
+            return web.json_response({"message": "told to"}, status=broken)
+        return web.json_response({"weight_version": self.version})
 
     async def generate(self, request: web.Request) -> web.Response:
         body = await request.json()

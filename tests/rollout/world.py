@@ -23,7 +23,7 @@ from furlong.service import ServiceContext
 from furlong.telemetry import Telemetry
 from furlong.v1 import rollout_pb2, rollout_pb2_grpc, sample_pb2, weights_pb2
 from services.rollout.main import serve
-from services.router.main import listening
+from services.router.main import Listening, listening
 from services.router.settings import RouterSettings
 from tests.rollout.fake_engine import VOCABULARY
 
@@ -181,14 +181,14 @@ def commit_request(update_id: str, version: int, digest: str = "") -> rollout_pb
 
 
 @contextlib.asynccontextmanager
-async def router_of(config: RunConfig) -> AsyncGenerator[None]:
+async def router_of(config: RunConfig, *, drain_s: float = 1.0) -> AsyncGenerator[Listening]:
     """A real router in this process, published in the run directory."""
     run_dir = RunDir(Path(config.run.run_dir)).create()
     settings = RouterSettings.of(config)
-    async with listening(settings, host=config.run.host, http_port=0, grpc_port=0, drain_s=1.0) as router:
+    async with listening(settings, host=config.run.host, http_port=0, grpc_port=0, drain_s=drain_s) as router:
         addresses.publish(run_dir, "router", grpc=router.grpc, http=router.http)
         try:
-            yield
+            yield router
         finally:
             addresses.withdraw(run_dir, "router")
 
