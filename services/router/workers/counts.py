@@ -12,8 +12,13 @@ from services.router.workers.worker import Worker
 class Counts:
     """Counts of one process."""
 
-    def joined(self, worker: Worker) -> None:
-        """A registration begins, with nothing in flight."""
+    def joined(self, worker: Worker) -> bool:
+        """A registration begins, with nothing in flight. False: there is no place for one more."""
+        return True
+
+    def is_over(self, worker: Worker) -> bool:
+        """Whether a registration that is leaving has left: nothing is in flight there, as last read."""
+        return not worker.in_flight
 
     def forgotten(self, worker: Worker) -> None:
         """A registration that has left has nothing in flight any more; nobody will ask for it again."""

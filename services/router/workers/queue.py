@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -23,6 +23,7 @@ TICK_S = 0.05
 NO_LIMIT = 1 << 62
 
 _Key = tuple[frozenset[tuple[str, str]], frozenset[Worker]]
+PLAIN: _Key = (frozenset(), frozenset())
 _News = TypeVar("_News")
 CallLater = Callable[[float, Callable[[], None]], asyncio.TimerHandle]
 
@@ -60,7 +61,7 @@ class Stopping(NoReadyWorker):
 class Ticket:
     """A place in line."""
 
-    __slots__ = ("_key", "_queue", "but_not", "deadline", "number", "on_refused", "on_worker", "want")
+    __slots__ = ("_key", "_queue", "but_not", "deadline", "number", "on_refused", "on_worker", "since", "want")
 
     def __init__(
         self,
@@ -76,6 +77,8 @@ class Ticket:
         self.on_worker = on_worker
         self.on_refused = on_refused
         self.number = 0
+        self.since = 0.0
+        """Monotonic time at which it joined the line."""
         self._key: _Key = (want.labels, but_not)
         self._queue: Queue | None = None
 
@@ -88,6 +91,16 @@ class Ticket:
         """Leave the line; no callback comes any more. Does nothing once one came."""
         if self._queue is not None:
             self._queue.take_out(self)
+
+
+class Line(Protocol):
+    """The lines of other processes, for a router of several."""
+
+    def changed(self, queue: "Queue") -> None:
+        """Somebody joined or left the line here."""
+
+    def another_first(self, since: float) -> bool:
+        """Whether one that has waited here since then lets somebody elsewhere go first."""
 
 
 class Queue:
@@ -111,16 +124,21 @@ class Queue:
         self._serving = False
         self._serve_again = False
         self.num_waiting = 0
+        self.line: Line | None = None
+        """None: there is one process."""
 
     def put(self, ticket: Ticket) -> None:
         """Join the line."""
         self._last_number += 1
         ticket.number = self._last_number
+        ticket.since = self._clock()
         ticket._queue = self
         self._lines.setdefault(ticket._key, OrderedDict())[ticket] = None
         self.num_waiting += 1
         self._earliest = min(self._earliest, ticket.deadline)
         self._arm()
+        if self.line is not None:
+            self.line.changed(self)
 
     def take_out(self, ticket: Ticket) -> None:
         """Leave the line."""
@@ -133,6 +151,13 @@ class Queue:
         if not self.num_waiting and self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self.line is not None:
+            self.line.changed(self)
+
+    def first_since(self) -> float:
+        """Since when the first waits that any worker would do for. 0.0: there is none."""
+        line = self._lines.get(PLAIN)
+        return next(iter(line)).since if line else 0.0
 
     def serve(self, *, at_most: int = NO_LIMIT) -> None:
         """Hand workers over to those that wait, first come first served.
@@ -157,6 +182,8 @@ class Queue:
 
     def _serve_one(self) -> bool:
         for ticket in self._heads():
+            if self.line is not None and self.line.another_first(ticket.since):
+                continue
             worker = self._choose(ticket.want, ticket.but_not)
             if worker is not None:
                 self.take_out(ticket)

@@ -35,6 +35,8 @@ class Worker:
 
     worker_id: str
     url: WorkerUrl
+    slot: int = -1
+    """Its place among numbers that several processes share."""
     registration: Registration
     configured: bool = False
     """Named by the router's flags."""

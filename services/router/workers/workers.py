@@ -125,10 +125,11 @@ class Workers:
             was_admitted=admit,
             breaker=Breaker(failures_to_open=limits.breaker_failures, pause_s=limits.breaker_pause_s),
         )
+        if not self._counts.joined(worker):
+            raise TooManyWorkers("too many workers that were removed finish what they have still: try again later")
         if old is not None:
             self._leave(old)
         self._current[url] = self._by_id[worker_id] = worker
-        self._counts.joined(worker)
         log.info("worker_joined", worker=worker_id, url=worker.name, admitted=worker.admitted, again=old is not None)
         self._changed()
         return worker
@@ -335,7 +336,7 @@ class Workers:
         self._forget_idle()
 
     def _forget_idle(self) -> None:
-        idle = [worker for worker in self._fresh(self._leaving) if not worker.in_flight]
+        idle = [worker for worker in self._fresh(self._leaving) if self._counts.is_over(worker)]
         for worker in idle:
             self._leaving.remove(worker)
             self._counts.forgotten(worker)

@@ -1,0 +1,121 @@
+"""The workers of one process of several: chooses and waits like `Workers`, in step with the other processes.
+
+Owns how lines of several processes become one: who came first is served first wherever that is, as far as a process
+that does not answer holds nobody up for longer than PATIENCE_S.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from services.router.processes.counts import SharedCounts
+from services.router.settings import RouterSettings
+from services.router.workers.queue import Line, Queue, QueueFull, Refused, Ticket
+from services.router.workers.want import ANY, Want
+from services.router.workers.worker import Worker
+from services.router.workers.workers import Workers
+
+PATIENCE_S = 0.005
+"""How long a request here waits for an older one elsewhere to take what both could have."""
+NS = 1e9
+
+
+class SharedLine(Line):
+    """What a process's queue tells the others, and what it asks of them."""
+
+    def __init__(self, counts: SharedCounts, serve: Callable[[], None]) -> None:
+        self._counts = counts
+        self._serve = serve
+        self._yields_to = (0, 0)
+        """The process and request that this one waits for."""
+        self._patient_until = 0.0
+
+    def changed(self, queue: Queue) -> None:
+        """Somebody joined or left the line here."""
+        since = queue.first_since()
+        self._counts.memory.set_waiting(self._counts.column, queue.num_waiting, int(since * NS) if since else 0)
+
+    def another_first(self, since: float) -> bool:
+        """Whether one that waits since then lets somebody in another process go first."""
+        first = self._counts.first_elsewhere(int(since * NS))
+        if first is None:
+            return False
+        now = time.monotonic()
+        if first != self._yields_to:
+            self._yields_to, self._patient_until = first, now + PATIENCE_S
+            self._counts.wake(first[0])
+            asyncio.get_running_loop().call_later(PATIENCE_S, self._serve)
+        return now < self._patient_until
+
+
+class SharedWorkers(Workers):
+    """All registered workers, as one of several processes sees them."""
+
+    def __init__(self, settings: RouterSettings, counts: SharedCounts, **more: Any) -> None:  # Any: as Workers has them
+        super().__init__(settings, counts=counts, **more)
+        self._shared = counts
+        self._queue.line = SharedLine(counts, self.recount)
+        self._breakers_seen = 0
+
+    def take(self, want: Want = ANY, *, but_not: Collection[Worker] = ()) -> Worker | None:
+        """As `Workers.take`; who waits in another process was first."""
+        if not but_not and self._shared.num_waiting_elsewhere() and self._shared.first_elsewhere(time.monotonic_ns()):
+            return None  # it joins the line here, which knows how long to wait for whom
+        return super().take(want, but_not=but_not)
+
+    def queue(
+        self,
+        want: Want,
+        on_worker: Callable[[Worker], None],
+        on_refused: Callable[[Refused], None],
+        *,
+        but_not: Collection[Worker] = (),
+        deadline: float | None = None,
+    ) -> Ticket:
+        """As `Workers.queue`; all processes together have so many places in line."""
+        limit = self._settings.max_queued
+        if self._queue.num_waiting + self._shared.num_waiting_elsewhere() >= limit:
+            raise QueueFull(f"{limit} requests wait already, the limit --router-max-queued: send it again later")
+        return super().queue(want, on_worker, on_refused, but_not=but_not, deadline=deadline)
+
+    def answered(self, worker: Worker, status: int) -> None:
+        """A whole answer came."""
+        self._shared.answered(worker)
+        super().answered(worker, status)
+
+    def failed(self, worker: Worker, error: str) -> None:
+        """A request ended in an error on the worker's side."""
+        self._shared.failed(worker)
+        super().failed(worker, error)
+
+    def heard(self, worker: Worker) -> None:
+        """A byte of an answer came."""
+        self._shared.heard(worker)
+
+    def all(self) -> list[Worker]:
+        """As `Workers.all`, with totals over all processes."""
+        workers = super().all()
+        self._shared.total(workers)
+        return workers
+
+    def find(self, name: str) -> Worker | None:
+        """As `Workers.find`, with its numbers over all processes."""
+        worker = super().find(name)
+        if worker is not None:
+            self._shared.refresh((worker,))
+            self._shared.total((worker,))
+        return worker
+
+    def probe_failed(self, worker: Worker, error: str, *, timed_out: bool = False, refused: bool = False) -> None:
+        """A health probe got no good answer; a worker that another process hears from is busy, not dead."""
+        self._shared.total((worker,))
+        super().probe_failed(worker, error, timed_out=timed_out, refused=refused)
+
+    def recount(self) -> None:
+        """Another process changed the shared numbers."""
+        if (seen := self._shared.memory.breakers_changed) != self._breakers_seen:
+            self._breakers_seen = seen
+            for worker in self._current.values():
+                (self._selection.opened if worker.breaker.is_open else self._selection.closed)(worker)
+        super().recount()
