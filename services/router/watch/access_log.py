@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.router.watch.finished import CLIENT_LEFT, Finished
+from services.router.watch.finished import CLIENT_LEFT, WORKER_STATUS, Finished
 from services.router.watch.ids import trace_id_of
 
 log = structlog.get_logger()
@@ -51,7 +51,7 @@ class AccessLog:
     def failed(self, passage: Finished) -> None:
         """A request that failed, or whose client left: a line, or one more in a sum."""
         worker = passage.worker
-        key = ("" if worker is None else str(worker.url), passage.error or f"status_{passage.status}")
+        key = ("" if worker is None else str(worker.url), passage.error or WORKER_STATUS)
         if key not in self._windows and len(self._windows) >= MAX_WINDOWS:
             key = _REST
         now = self._now()
@@ -114,8 +114,9 @@ def fields_of(passage: Finished) -> dict[str, object]:
     }
     if trace_id := trace_id_of(passage.headers):
         fields["trace_id"] = trace_id
-    if passage.error:
-        fields["error"] = passage.error
+    if passage.error or passage.status >= 500:
+        fields["error"] = passage.error or WORKER_STATUS
+    if passage.error_message:
         fields["error_message"] = clipped(passage.error_message, MAX_MESSAGE_CHARS)
     return fields
 

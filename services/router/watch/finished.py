@@ -5,6 +5,8 @@ from typing import Protocol
 
 CLIENT_LEFT = "client_left"
 """The kind of error of a request whose client went away: nobody's failure."""
+WORKER_STATUS = "worker_status"
+"""The kind that a request is counted under whose worker answered 5xx: the client got that answer as it came."""
 
 
 class WorkerUrl(Protocol):

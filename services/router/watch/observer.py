@@ -13,7 +13,7 @@ from services.router.settings import RouterSettings
 from services.router.watch.access_log import AccessLog
 from services.router.watch.buckets import BOUNDS_S
 from services.router.watch.counters import Cell, OfWorker, count
-from services.router.watch.finished import Finished, HasUrl
+from services.router.watch.finished import WORKER_STATUS, Finished, HasUrl
 from services.router.watch.loop_lag import LoopLag
 from services.router.watch.path_classes import CLASSES, OTHER
 from services.router.watch.process import read_process
@@ -155,7 +155,7 @@ class Observer:
         return [self.snapshot(), *(await self.others() if self.others is not None else ())]
 
     def _failed(self, passage: Finished) -> None:
-        kind = passage.error or "worker_status"
+        kind = passage.error or WORKER_STATUS
         count(self.errors, kind)
         if passage.worker is not None:
             count(self._of(str(passage.worker.url)).errors, kind)

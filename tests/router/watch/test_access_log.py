@@ -69,7 +69,7 @@ def test_errors_of_the_worker_and_refusals_of_the_router_have_lines_and_a_worker
     observer.finished(FakePassage(FakeWorker(), 500))
     observer.finished(FakePassage(status=404, error="unknown_worker"))
     observer.finished(FakePassage(FakeWorker(), 400))
-    assert [(line["status"], line.get("error")) for line in lines] == [(500, None), (404, "unknown_worker")]
+    assert [(line["status"], line.get("error")) for line in lines] == [(500, "worker_status"), (404, "unknown_worker")]
 
 
 def test_client_that_left_is_told_at_debug(lines: Lines) -> None:
