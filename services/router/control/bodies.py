@@ -35,13 +35,18 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
 
 def parse(model: type[Model], body: bytes, *, example: str) -> Model:
     """A body as its model. Raises Refusal 400, which never repeats what was sent."""
+    return validated(model, read_object(body, example=example))
+
+
+def read_object(body: bytes, *, example: str) -> dict[str, Any]:
+    """A body that must be a JSON object. Raises Refusal 400."""
     try:
         tree = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise Refusal(400, "bad_request", f"the body must be JSON such as {example}: {_brief(error)}") from error
     if not isinstance(tree, dict):
         raise Refusal(400, "bad_request", f"the body must be a JSON object such as {example}")
-    return validated(model, tree)
+    return tree
 
 
 def validated(model: type[Model], tree: dict[str, Any]) -> Model:
@@ -55,10 +60,10 @@ def validated(model: type[Model], tree: dict[str, Any]) -> Model:
         raise Refusal(400, "bad_request", "; ".join(problems[:8])) from error
 
 
-def body_of(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
+def body_of(model: type[BaseModel]) -> dict[str, Any]:
     """How a body stands in OpenAPI."""
     schema = model.model_json_schema()
-    return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def _brief(error: Exception) -> str:

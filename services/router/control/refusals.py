@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from services.router.control.schemas import ErrorBody
 from services.router.http.answers import error_content
 from services.router.settings import RouterSettings
 
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 KINDS = {404: "not_found", 405: "method_not_allowed"}
 DESCRIPTIONS = {
     400: "The request cannot be understood.",
@@ -63,6 +65,17 @@ def handle_refusals(app: FastAPI) -> None:
         return JSONResponse(content, error.status, error.headers)
 
     @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> JSONResponse:
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         kind = KINDS.get(error.status_code, "bad_request")
-        return JSONResponse(error_content(kind, error.detail), error.status_code, error.headers)
+        headers = {"allow": ", ".join(_methods(app, request))} if error.status_code == 405 else error.headers
+        return JSONResponse(error_content(kind, error.detail), error.status_code, headers)
+
+
+def _methods(app: FastAPI, request: Request) -> list[str]:
+    """What a path may be asked with: the framework only tells of the first route that has it."""
+    found: set[str] = set()
+    for method in METHODS:
+        scope = {**request.scope, "method": method}
+        if any(route.matches(scope)[0] is Match.FULL for route in app.routes):
+            found.add(method)
+    return sorted(found)

@@ -9,12 +9,10 @@
 A worker registered here needs no policy version to be confirmed: it takes requests once a health probe was answered.
 """
 
-from typing import Annotated
-
 import structlog
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 
-from services.router.control.bodies import Model, body_of, parse, read_body, validated
+from services.router.control.bodies import Model, body_of, parse, read_body, read_object, validated
 from services.router.control.refusals import Refusal, answers
 from services.router.control.schemas import (
     RegisteredWorker,
@@ -33,7 +31,11 @@ from services.router.workers.workers import TooManyWorkers
 log = structlog.get_logger()
 
 EXAMPLE = '{"url": "http://127.0.0.1:30000"}'
-UrlInQuery = Annotated[str | None, Query(description="Instead of a body.", json_schema_extra={"format": "worker-url"})]
+URL_IN_QUERY = {
+    "parameters": [
+        {"name": "url", "in": "query", "required": True, "schema": {"type": "string", "format": "worker-url"}}
+    ]
+}
 
 
 def worker_routes(router: Router) -> APIRouter:
@@ -82,24 +84,17 @@ def old_routes(router: Router) -> APIRouter:
     """The routes of sgl-router before 0.2.2."""
     routes = APIRouter()
 
-    @routes.post(
-        "/add_worker", responses=answers(400, 401, 403, 413, 429), openapi_extra=body_of(RegisterWorker, required=False)
-    )
-    async def add_worker(request: Request, url: UrlInQuery = None) -> RegisteredWorker:
-        """Register a worker."""
-        asked = validated(RegisterWorker, {"url": url}) if url else await _asked(RegisterWorker, request, router)
-        return RegisteredWorker.of(_add(router, asked))
+    @routes.post("/add_worker", responses=answers(400, 401, 403, 413, 429), openapi_extra=URL_IN_QUERY)
+    async def add_worker(request: Request) -> RegisteredWorker:
+        """Register a worker. A JSON body, as of POST /workers, may stand in the place of the query."""
+        return RegisteredWorker.of(_add(router, await _asked(RegisterWorker, request, router, or_query=True)))
 
-    @routes.post(
-        "/remove_worker",
-        responses=answers(400, 401, 403, 404, 413),
-        openapi_extra=body_of(WorkerUrlBody, required=False),
-    )
-    async def remove_worker(request: Request, url: UrlInQuery = None) -> UrlList:
-        """Take a worker out."""
-        asked = url or (await _asked(WorkerUrlBody, request, router)).url
-        _find(router, asked)
-        router.remove(asked)
+    @routes.post("/remove_worker", responses=answers(400, 401, 403, 404, 413), openapi_extra=URL_IN_QUERY)
+    async def remove_worker(request: Request) -> UrlList:
+        """Take a worker out. A JSON body with its url may stand in the place of the query."""
+        asked = await _asked(WorkerUrlBody, request, router, or_query=True)
+        _find(router, asked.url)
+        router.remove(asked.url)
         return _urls(router)
 
     @routes.get("/list_workers", responses=answers(401))
@@ -110,9 +105,15 @@ def old_routes(router: Router) -> APIRouter:
     return routes
 
 
-async def _asked(model: type[Model], request: Request, router: Router) -> Model:
+async def _asked(model: type[Model], request: Request, router: Router, *, or_query: bool = False) -> Model:
+    """What the body asks. or_query: the url may stand in the query, and then wins. Raises Refusal."""
     body = await read_body(request, router.settings.max_control_body_bytes)
-    return parse(model, body, example=EXAMPLE)
+    query = request.query_params
+    url = (query.get("url") or query.get("worker_url")) if or_query else None
+    if url is None:
+        return parse(model, body, example=EXAMPLE)
+    said = read_object(body, example=EXAMPLE) if body else {}
+    return validated(model, {**said, "url": url})
 
 
 def _add(router: Router, asked: RegisterWorker) -> Worker:

@@ -6,7 +6,7 @@ Field names that sgl-router has stand beside Furlong's own, so that its clients 
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from services.router.workers.registration import MAX_CHARS, MAX_KEY_CHARS, MAX_LABELS, MAX_PRIORITY
 from services.router.workers.worker import State, Worker
@@ -20,18 +20,23 @@ LabelValue = Annotated[str, Field(pattern=LABEL)]
 _LABEL_RULES: dict[str, Any] = {"propertyNames": {"pattern": LABEL}, "maxProperties": MAX_LABELS}
 
 
+def _whole(value: object) -> object:
+    """JSON has one kind of number: 7.0 is the whole number 7."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 class RegisterWorker(BaseModel):
     """A worker that asks to be registered. Keys that the router does not know are left alone."""
 
     model_config = ConfigDict(strict=True, hide_input_in_errors=True)
 
-    url: Annotated[str, Field(json_schema_extra={"format": "worker-url", "examples": ["http://127.0.0.1:30000"]})]
+    url: Annotated[str, Field(json_schema_extra={"format": "worker-url"})]
     """Base address of its HTTP API: http or https, a host or address, a port."""
     worker_type: Literal["regular"] = "regular"
     """Prefill and decode workers have no place here: the router does not pair them."""
     labels: Annotated[dict[str, LabelValue], Field(json_schema_extra=_LABEL_RULES)] = {}
     """For requests that ask for workers with certain labels."""
-    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY), BeforeValidator(_whole)] = 0
     """Higher first: one of lower priority only takes requests that none of higher priority can take."""
     api_key: Annotated[str, Field(pattern=rf"^[!-~]{{1,{MAX_KEY_CHARS}}}$")] | None = None
     """The key that the worker wants from the router. Never given out again."""
@@ -42,13 +47,21 @@ class WorkerUrlBody(BaseModel):
 
     model_config = ConfigDict(strict=True, hide_input_in_errors=True)
 
-    url: Annotated[str, Field(json_schema_extra={"format": "worker-url", "examples": ["http://127.0.0.1:30000"]})]
+    url: Annotated[str, Field(json_schema_extra={"format": "worker-url"})]
+
+
+_ONE_OR_ALL: dict[str, Any] = {
+    "anyOf": [
+        {"required": ["rid"], "properties": {"rid": {"type": "string", "minLength": 1}}},
+        {"required": ["abort_all"], "properties": {"abort_all": {"const": True}}},
+    ]
+}
 
 
 class AbortBody(BaseModel):
     """Which request to end. Keys that the router does not know are left alone."""
 
-    model_config = ConfigDict(strict=True, hide_input_in_errors=True)
+    model_config = ConfigDict(strict=True, hide_input_in_errors=True, json_schema_extra=_ONE_OR_ALL)
 
     rid: str | None = None
     """Id of the request, as it was sent with it."""
