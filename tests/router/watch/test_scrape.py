@@ -5,12 +5,15 @@ import gzip
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from services.router.watch.snapshot import Snapshot, ended
 from tests.metrics.prometheus.scraping import prometheus_scraping
 from tests.metrics.running import until
 from tests.router.conftest import Running, StartRouter, StartWorker
 from tests.router.fake_worker import FakeWorker, Seen
 from tests.router.waiting import eventually
+from tests.router.watch.passages import FakePassage, observer_of
 from tests.router.watch.test_exposition import read
 
 GENERATE = ("path_class", "generate")
@@ -103,6 +106,36 @@ async def test_request_without_worker_and_unknown_paths_make_few_series(start_ro
     assert found["requests_total", (("path_class", "other"), ("status", "503"))] == 20
     assert [labels for name, labels in found if name == "errors_total"] == [(("kind", "no_ready_worker"),)]
     assert not any(name.startswith("worker_") for name, _ in found)
+
+
+async def test_scrape_is_of_all_processes(router: Running) -> None:
+    other, ended_one = observer_of(), observer_of()
+    other.process = "1"
+    for observer in (other, ended_one):
+        observer.finished(FakePassage())
+
+    async def others() -> list[Snapshot]:
+        return [other.snapshot(), ended(ended_one.snapshot())]
+
+    router.listening.router.observer.others = others
+    found = await scrape(router)
+    assert found["requests_total", (GENERATE, ("status", "200"))] == 2
+    assert {labels for name, labels in found if name == "process_resident_bytes"} == {
+        (("process", "0"),),
+        (("process", "1"),),
+    }
+
+
+async def test_line_of_a_failure_has_the_clients_ids(router: Running, start_worker: StartWorker) -> None:
+    await router.add(await start_worker(answer_by_path))
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    headers = {"x-request-id": "mine-1", "traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"}
+    with capture_logs() as lines:
+        async with router.http.post(f"{router.url}/v1/completions?key=SECRET", headers=headers, data=b"{}") as answer:
+            assert answer.status == 500 and answer.headers["x-request-id"] == "mine-1"
+    [line] = [line for line in lines if line.get("request_id") == "mine-1"]
+    assert (line["event"], line["trace_id"], line["path"]) == ("request_failed", trace_id, "/v1/completions")
+    assert "SECRET" not in str(line)
 
 
 async def test_scrape_is_compressed_when_asked(router: Running) -> None:
