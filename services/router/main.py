@@ -22,7 +22,7 @@ from furlong.v1 import router_pb2_grpc
 from services.router.control.app import control_app
 from services.router.control.grpc_service import NAME, RouterServicer
 from services.router.http.front import Front
-from services.router.http.server import bind, serve_http
+from services.router.http.server import bind, on_socket, serve_http
 from services.router.introduction import introduced
 from services.router.router import Router
 from services.router.settings import RouterSettings
@@ -99,7 +99,7 @@ async def listening(
         front = Front(router.proxy, control_app(router))
         async with (
             watching(router.observer, recorder) as watchers,
-            serve_http(front, sock, drain_s=drain_s) as serving,
+            serve_http(front, on_socket(sock), drain_s=drain_s) as serving,
         ):
             await grpc_server.set_serving(serving=True)
             try:

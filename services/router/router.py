@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
@@ -12,7 +13,6 @@ from services.router.control.token import Token
 from services.router.http.proxy import Proxy
 from services.router.settings import RouterSettings
 from services.router.watch.observer import Observer
-from services.router.workers.counts import Counts
 from services.router.workers.health import Probes
 from services.router.workers.registration import DEFAULT_TYPE, NO_LABELS, Record, Registration
 from services.router.workers.statefile import StateFile
@@ -22,23 +22,33 @@ from services.router.workers.workers import TooManyWorkers, Worker, Workers
 log = structlog.get_logger()
 
 
+class Others(Protocol):
+    """The other processes of this router."""
+
+    async def settled(self) -> None:
+        """Return once each of them acts on all changes that were made so far."""
+
+
 class Router:
     """What both control surfaces act on. Raises what `Workers` raises, and ConfigError for a bad token file."""
 
     def __init__(
-        self, settings: RouterSettings, *, state_file: Path | None = None, counts: Counts | None = None
+        self, settings: RouterSettings, *, state_file: Path | None = None, workers: Workers | None = None
     ) -> None:
-        """state_file: where the membership is kept over a restart; None: nowhere."""
+        """state_file: where the membership is kept over a restart; None: nowhere. workers: those of one process of
+        several."""
         self.settings = settings
         self.token = Token(settings.token_file)
         self.observer = Observer(settings)
-        self.workers = Workers(settings, counts=counts)
+        self.workers = workers if workers is not None else Workers(settings)
         self.observer.workers = self.workers
         self.proxy = Proxy(self.workers, settings, self.observer, self.token)
         self.probes = Probes(self.workers, settings, self.observer)
         self._state_path = state_file
         self._state: StateFile | None = None
         """Only once what it holds has been registered: nothing is written over it before."""
+        self.others: Others | None = None
+        """The other processes; None: there are none."""
 
     def start(self) -> None:
         """Register the workers of the last router and those of the flags; each has to prove itself. Raises ConfigError.
@@ -82,6 +92,11 @@ class Router:
         self.workers.remove(worker.worker_id)
         self.proxy.forget(worker)
         return True
+
+    async def settled(self) -> None:
+        """Return once every process acts on all changes that were made so far."""
+        if self.others is not None:
+            await self.others.settled()
 
     async def tend(self) -> None:
         """Close connections that nobody uses, write down who is registered; runs until cancelled."""

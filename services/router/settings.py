@@ -13,6 +13,7 @@ class RouterSettings:
     """Limits and intervals; meanings and defaults stand in furlong.config.sections.RouterSection, `router_` before."""
 
     worker_urls: tuple[str, ...] = ()
+    processes: int = 1
     require_policy_version: bool = True
     policy: Policy = "least-in-flight"
     session_key: str = "header:x-session-id"

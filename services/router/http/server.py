@@ -6,9 +6,9 @@ Never knows what a request is for.
 import asyncio
 import contextlib
 import socket
-import ssl
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Protocol
 
 from furlong.addresses import join_host_port
 from furlong.rpc import PortTaken
@@ -25,6 +25,13 @@ CLOSING_S = 1.0
 """What the last answers get to leave the process."""
 
 
+class Accepting(Protocol):
+    """What brings connections in."""
+
+    def close(self) -> None:
+        """Bring no more."""
+
+
 class Server:
     """All connections of clients."""
 
@@ -35,10 +42,30 @@ class Server:
         self.head_too_large = Objection(431, "head_too_large", message)
         self.stopping = False
         self.scheme = "https" if settings.tls_cert else "http"
+        self.context = serving_context(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
+        self.handshake_s = settings.client_head_timeout_s if settings.tls_cert else None
+        self.num_open: Callable[[], int] = lambda: self.num_connections
+        """Connections that count for the limit."""
+        self.on_closed: Callable[[], None] | None = None
+        """Called for each that ended."""
         self._front = front
         self._observer = front.proxy.observer
         self._connections: set[ClientConnection] = set()
         self._changed = asyncio.Event()
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that are open here."""
+        return len(self._connections)
+
+    async def adopt(self, sock: socket.socket) -> None:
+        """Take a connection that was accepted elsewhere. Raises OSError when it ends before it begins."""
+        if self.stopping:
+            sock.close()
+            raise ConnectionAbortedError("the router is stopping")
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: ClientConnection(self), sock, ssl=self.context, ssl_handshake_timeout=self.handshake_s
+        )
 
     def exchange_for(self, to: ClientConnection, request: Request) -> Exchange:
         """Who answers this request."""
@@ -48,13 +75,15 @@ class Server:
         """A client came."""
         self._connections.add(connection)
         self._observer.connection_opened()
-        if len(self._connections) > self.settings.max_connections:
+        if self.num_open() > self.settings.max_connections:
             connection.refuse_all()
 
     def closed(self, connection: ClientConnection) -> None:
         """A client went."""
         self._connections.discard(connection)
         self._observer.connection_closed()
+        if self.on_closed is not None:
+            self.on_closed()
         self._changed.set()
 
     async def sweep(self) -> None:
@@ -119,22 +148,30 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
+Accept = Callable[[Server], Awaitable[Accepting]]
+
+
+def on_socket(sock: socket.socket) -> Accept:
+    """Connections come in on a listening socket of this process."""
+
+    async def accept(server: Server) -> Accepting:
+        return await asyncio.get_running_loop().create_server(
+            lambda: ClientConnection(server),
+            sock=sock,
+            backlog=BACKLOG,
+            ssl=server.context,
+            ssl_handshake_timeout=server.handshake_s,
+        )
+
+    return accept
+
+
 @contextlib.asynccontextmanager
-async def serve_http(front: Front, sock: socket.socket, *, drain_s: float) -> AsyncGenerator["asyncio.Task[None]"]:
-    """Answer on a listening socket while inside; the task that watches the time limits. Leaving it stops accepting,
-    waits up to drain_s seconds for running requests, and ends the rest."""
-    settings = front.proxy.settings
-    context: ssl.SSLContext | None = None
-    if settings.tls_cert:
-        context = serving_context(settings.tls_cert, settings.tls_key)
+async def serve_http(front: Front, accept: Accept, *, drain_s: float) -> AsyncGenerator["asyncio.Task[None]"]:
+    """Answer connections while inside; the task that watches the time limits. Leaving it stops accepting, waits up to
+    drain_s seconds for running requests, and ends the rest."""
     server = Server(front)
-    listener = await asyncio.get_running_loop().create_server(
-        lambda: ClientConnection(server),
-        sock=sock,
-        backlog=BACKLOG,
-        ssl=context,
-        ssl_handshake_timeout=settings.client_head_timeout_s if context else None,
-    )
+    listener = await accept(server)
     task = asyncio.create_task(server.sweep(), name="sweep_connections")
     try:
         yield task
