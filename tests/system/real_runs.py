@@ -123,8 +123,9 @@ def small_config(root: Path) -> Path:
 
 
 def values(run_dir: RunDir) -> dict[tuple[str, int], dict[str, float | str]]:
-    """The rows of a run by (axis, step), times left out."""
-    return {(row.axis, row.step): untimed(row) for row in read_rows(run_dir.metrics_rows)}
+    """The rows of a run by (axis, step), times left out; so are those of the router, whose steps are times."""
+    rows = [row for row in read_rows(run_dir.metrics_rows) if row.axis != "router/time"]
+    return {(row.axis, row.step): untimed(row) for row in rows}
 
 
 def untimed(row: Row) -> dict[str, float | str]:
