@@ -32,7 +32,7 @@ QUICK = Effort(concurrency=(1, 64), seconds=1, num_streams=8, num_chunks=256)
 
 def rates(routed: Routed, effort: Effort) -> Figures:
     """Requests a second, latency and processor time at full speed."""
-    figures: Figures = {"idle MiB": _rss(routed)}
+    figures: Figures = {}
     load.closed_loop(routed.url, load.body(), concurrency=16, seconds=1)
     for concurrency in effort.concurrency:
         before, wall = _cpu(routed), time.monotonic()
@@ -97,6 +97,7 @@ def many_at_once(routed: Routed, effort: Effort) -> Figures:
 
 def large_body(routed: Routed, effort: Effort) -> Figures:
     """40 MB up, three times."""
+    idle_mib = _rss(routed)
     _forget_peak(routed)
     message = load.request(load.body(image_data="QUJD" * (10 * MEGABYTE)))
     before = sum(stats(worker)["body_bytes"] for worker in routed.workers)
@@ -107,6 +108,7 @@ def large_body(routed: Routed, effort: Effort) -> Figures:
     calls = load.run(thrice())
     arrived = sum(stats(worker)["body_bytes"] for worker in routed.workers) - before
     return {
+        "idle MiB": idle_mib,
         "40 MB s": statistics.median(call.total_s for call in calls),
         "40 MB failed": sum(not call.complete or call.status != 200 for call in calls),
         "40 MB arrived": arrived / 3 / len(message),
@@ -130,14 +132,14 @@ def idle_connections(routed: Routed, effort: Effort) -> Figures:
 
 
 PARTS: Mapping[str, Callable[[Routed, Effort], Figures]] = {
+    "body": large_body,
     "rates": rates,
     "slow": slow_worker,
     "streams": streams,
     "crowd": many_at_once,
-    "body": large_body,
     "idle": idle_connections,
 }
-"""In this order: a peak of memory that is measured later must not come from an earlier part, or be forgotten first."""
+"""In this order: what a body costs is measured before others have left memory behind, what a crowd leaves after."""
 
 
 def _cpu(routed: Routed) -> float:

@@ -82,22 +82,11 @@ def routed(peer: Peer, urls: Sequence[str], cpus: Cpus, folder: Path) -> Generat
     with running(peer.command(port, urls, folder), cpus=where, log=log, environment=environment) as process:
         deadline = started + START_LIMIT_S
         url = f"http://127.0.0.1:{port}"
-        while not (registered(url, urls) if peer.name.startswith(OURS) else True) or not answers(url):
+        while not answers(url):
             if process.poll() is not None or not until(deadline):
                 said = log.read_text(errors="replace")[-600:]
                 raise RuntimeError(f"{peer.name} gave no answer within {START_LIMIT_S:g} s: {said}")
         yield Routed(peer.name, url, process.pid, tuple(urls), time.monotonic() - started)
-
-
-def registered(url: str, urls: Sequence[str]) -> bool:
-    """Tells our router its workers, unless its flags did."""
-    try:
-        if not json.loads(fetch(f"{url}/list_workers"))["urls"]:
-            for worker in urls:
-                fetch(f"{url}/workers", {"url": worker})
-    except OSError:
-        return False
-    return True
 
 
 def answers(url: str) -> bool:
@@ -123,11 +112,13 @@ def stats(worker: str) -> dict[str, int]:
 
 
 def _ours(port: int, urls: Sequence[str], folder: Path) -> list[str]:
-    return [sys.executable, "-m", "benchmarks.routerbench.ours", str(port), "1", *urls]
+    command = [str(Path(sys.executable).with_name("furlong")), "router", "--port", str(port)]
+    workers = ["--worker-urls", *urls] if urls else []
+    return [*command, "--dir", str(folder / f"furlong-{port}"), "--drain-budget-s", "1", *workers]
 
 
 def _ours_twice(port: int, urls: Sequence[str], folder: Path) -> list[str]:
-    return [sys.executable, "-m", "benchmarks.routerbench.ours", str(port), "2", *urls]
+    return [*_ours(port, urls, folder), "--processes", "2"]
 
 
 def _sglang_router(port: int, urls: Sequence[str], folder: Path) -> list[str]:
