@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncGenerator
 
 from services.router.watch.loop_lag import guarded
@@ -9,6 +10,8 @@ from services.router.watch.observer import Observer
 from services.router.watch.reporting import INTERVAL_S, Recorder, Reporter
 
 TEND_S = 1.0
+FORGET_EVERY = 10
+"""Looks at the log between two looks at the workers."""
 
 
 @contextlib.asynccontextmanager
@@ -37,7 +40,8 @@ async def watching(
 
 async def _tend(observer: Observer) -> None:
     """What must not grow while nobody asks."""
-    while True:
+    for number in itertools.count(1):
         await asyncio.sleep(TEND_S)
         observer.access_log.tell_sums()
-        observer.forget_gone()
+        if number % FORGET_EVERY == 0:
+            observer.forget_gone()

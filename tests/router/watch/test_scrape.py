@@ -127,15 +127,19 @@ async def test_scrape_is_of_all_processes(router: Running) -> None:
 
 
 async def test_line_of_a_failure_has_the_clients_ids(router: Running, start_worker: StartWorker) -> None:
-    await router.add(await start_worker(answer_by_path))
+    worker = await start_worker(answer_by_path)
+    await router.add(worker)
     trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
-    headers = {"x-request-id": "mine-1", "traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"}
+    trace = {"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01", "tracestate": "a=1,b=2"}
+    headers = {"x-request-id": "mine-1", **trace}
     with capture_logs() as lines:
         async with router.http.post(f"{router.url}/v1/completions?key=SECRET", headers=headers, data=b"{}") as answer:
             assert answer.status == 500 and answer.headers["x-request-id"] == "mine-1"
     [line] = [line for line in lines if line.get("request_id") == "mine-1"]
     assert (line["event"], line["trace_id"], line["path"]) == ("request_failed", trace_id, "/v1/completions")
     assert "SECRET" not in str(line)
+    for name, value in headers.items():
+        assert worker.requests[0].header(name.encode()) == [value.encode()]
 
 
 async def test_scrape_is_compressed_when_asked(router: Running) -> None:
