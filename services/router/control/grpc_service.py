@@ -45,6 +45,7 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except TooManyWorkers as error:
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        await self._router.settled()
         return router_pb2.AddWorkerResponse(worker=_message(worker))
 
     async def RemoveWorker(
@@ -53,6 +54,7 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
         await self._authorize(context)
         if not self._router.remove(request.worker):
             await _not_found(context, request.worker)
+        await self._router.settled()
         return router_pb2.RemoveWorkerResponse()
 
     async def ListWorkers(
@@ -70,6 +72,7 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
             await _not_found(context, request.worker)
         version = request.policy_version if request.HasField("policy_version") else None
         self._router.workers.set_state(worker, admit=request.admit, policy_version=version)
+        await self._router.settled()
         return router_pb2.SetWorkerStateResponse(worker=_message(worker))
 
     async def WatchWorkers(

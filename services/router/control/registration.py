@@ -51,7 +51,7 @@ def worker_routes(router: Router) -> APIRouter:
     )
     async def register_worker(request: Request) -> RegisteredWorker:
         """Register a worker, or start the registration of a known address anew."""
-        return RegisteredWorker.of(_add(router, await _asked(RegisterWorker, request, router)))
+        return await _register(router, await _asked(RegisterWorker, request, router))
 
     @routes.get("/workers", responses=answers(401))
     async def list_workers() -> WorkerList:
@@ -67,7 +67,7 @@ def worker_routes(router: Router) -> APIRouter:
     async def remove_worker(name: str) -> RemovedWorker:
         """Take a worker out; requests in flight end in peace."""
         worker = _find(router, name)
-        router.remove(name)
+        await _remove(router, name)
         return RemovedWorker(
             worker_id=name if name == worker.worker_id else str(worker.url),
             id=worker.worker_id,
@@ -87,14 +87,14 @@ def old_routes(router: Router) -> APIRouter:
     @routes.post("/add_worker", responses=answers(400, 401, 403, 413, 429), openapi_extra=URL_IN_QUERY)
     async def add_worker(request: Request) -> RegisteredWorker:
         """Register a worker. A JSON body, as of POST /workers, may stand in the place of the query."""
-        return RegisteredWorker.of(_add(router, await _asked(RegisterWorker, request, router, or_query=True)))
+        return await _register(router, await _asked(RegisterWorker, request, router, or_query=True))
 
     @routes.post("/remove_worker", responses=answers(400, 401, 403, 404, 413), openapi_extra=URL_IN_QUERY)
     async def remove_worker(request: Request) -> UrlList:
         """Take a worker out. A JSON body with its url may stand in the place of the query."""
         asked = await _asked(WorkerUrlBody, request, router, or_query=True)
         _find(router, asked.url)
-        router.remove(asked.url)
+        await _remove(router, asked.url)
         return _urls(router)
 
     @routes.get("/list_workers", responses=answers(401))
@@ -116,9 +116,10 @@ async def _asked(model: type[Model], request: Request, router: Router, *, or_que
     return validated(model, {**said, "url": url})
 
 
-def _add(router: Router, asked: RegisterWorker) -> Worker:
+async def _register(router: Router, asked: RegisterWorker) -> RegisteredWorker:
+    """Register, and answer once every process of the router acts on it. Raises Refusal."""
     try:
-        return router.add(
+        worker = router.add(
             asked.url,
             admit=True,
             worker_type=asked.worker_type,
@@ -132,6 +133,13 @@ def _add(router: Router, asked: RegisterWorker) -> Worker:
         raise Refusal(400, "bad_request", str(error)) from error
     except TooManyWorkers as error:
         raise Refusal(429, "too_many_workers", str(error)) from error
+    await router.settled()
+    return RegisteredWorker.of(worker)
+
+
+async def _remove(router: Router, name: str) -> None:
+    router.remove(name)
+    await router.settled()
 
 
 def _find(router: Router, name: str) -> Worker:
