@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import resource
 import socket
@@ -24,6 +25,8 @@ from services.router.control.grpc_service import NAME, RouterServicer
 from services.router.http.front import Front
 from services.router.http.server import bind, on_socket, serve_http
 from services.router.introduction import introduced
+from services.router.processes.handdown import Logging
+from services.router.processes.primary import Primary
 from services.router.router import Router
 from services.router.settings import RouterSettings
 from services.router.watch.reporting import Recorder
@@ -50,11 +53,14 @@ class Listening:
 
 def main(config: RunConfig, *, rank: int, foreground: bool, alone: bool = False) -> int:
     """Run the router until it is asked to stop; the exit code. alone: of no run."""
+    ships = not alone or bool(config.metrics.metrics_addr)
+    logging = Logging(config=config.model_dump_json(), foreground=foreground, ships=ships)
+    serve = functools.partial(_serve, logging=logging)
     return run_async(
         config,
         service="router",
         foreground=foreground,
-        serve=introduced(_serve) if alone else _serve,
+        serve=introduced(serve) if alone else serve,
         loop_factory=uvloop.new_event_loop,
         alone=alone,
     )
@@ -71,15 +77,18 @@ async def listening(
     sock: socket.socket | None = None,
     state_file: Path | None = None,
     recorder: Recorder | None = None,
+    logging: Logging | None = None,
 ) -> AsyncGenerator[Listening]:
     """A router that answers on both surfaces while inside. Leaving it drains. Raises PortTaken, ConfigError.
 
     sock: one that listens already, instead of one at http_port.
     state_file: where the workers are kept over a restart; None: nowhere.
     recorder: where rows of the router's numbers go; None: nowhere.
+    logging: where logs of more processes go, if there are any; None: warnings to stderr.
     """
     sock = sock or bind(host, http_port)
-    router = Router(settings, state_file=state_file)
+    primary = Primary(settings, drain_s=drain_s, logging=logging) if settings.processes > 1 else None
+    router = Router(settings, state_file=state_file, workers=primary.workers if primary is not None else None)
     servicer = RouterServicer(router)
     try:
         router.start()
@@ -96,24 +105,33 @@ async def listening(
     http = f"{'https' if settings.tls_cert else 'http'}://{join_host_port(host, sock.getsockname()[1])}"
     tend = asyncio.create_task(router.tend(), name="tend_router")
     try:
-        front = Front(router.proxy, control_app(router))
+        control = control_app(router)
         async with (
             watching(router.observer, recorder) as watchers,
-            serve_http(front, on_socket(sock), drain_s=drain_s) as serving,
+            primary.running(router, control) if primary is not None else contextlib.nullcontext(()) as keepers,
+            serve_http(
+                Front(router.proxy, control),
+                primary.accept_on(sock) if primary is not None else on_socket(sock),
+                drain_s=drain_s,
+            ) as serving,
         ):
             await grpc_server.set_serving(serving=True)
             try:
-                yield Listening(router, http, grpc_server.address, (tend, serving, *watchers))
+                yield Listening(router, http, grpc_server.address, (tend, serving, *watchers, *keepers))
             finally:
                 router.stop_taking()
+                if primary is not None:
+                    primary.stop()
                 await grpc_server.drain(min(1.0, drain_s))
     finally:
         tend.cancel()
         await router.close()
+        if primary is not None:
+            primary.close()
 
 
 @contextlib.asynccontextmanager
-async def _serve(context: ServiceContext) -> AsyncGenerator[None]:
+async def _serve(context: ServiceContext, *, logging: Logging) -> AsyncGenerator[None]:
     _raise_file_limit()
     config = context.config
     stack = contextlib.AsyncExitStack()
@@ -129,6 +147,7 @@ async def _serve(context: ServiceContext) -> AsyncGenerator[None]:
             drain_s=DRAIN_SHARE * config.run.drain_budget_s,
             state_file=context.run_dir.router_state,
             recorder=context.telemetry,
+            logging=logging,
         ) as running,
     ):
         for task in running.tasks:

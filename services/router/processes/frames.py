@@ -6,6 +6,7 @@ Knows no meaning. The other end is our own program of the same version: what is 
 """
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections.abc import Callable
@@ -31,27 +32,32 @@ def encode(frame: Frame, blob: bytes = b"") -> bytes:
 
 
 class Link(asyncio.Protocol):
-    """One end of the pair. on_frame is called for each frame, on_end once when the other end is gone."""
+    """One end of the pair."""
 
-    def __init__(self, on_frame: Callable[[Frame, bytes], None], on_end: Callable[[], None]) -> None:
-        self._on_frame = on_frame
-        self._on_end = on_end
+    def __init__(self) -> None:
+        self._on_frame: Callable[[Frame, bytes], None] | None = None
+        self._on_end: Callable[[], None] | None = None
         self._buffer = bytearray()
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport
+        self._ended = asyncio.Event()
         self.full = False
         """Much waits to be sent: what can wait should."""
         self.on_room: Callable[[], None] | None = None
         """Called when it is no longer full."""
 
     @classmethod
-    async def over(
-        cls, sock: socket.socket, on_frame: Callable[[Frame, bytes], None], on_end: Callable[[], None]
-    ) -> "Link":
+    async def over(cls, sock: socket.socket) -> "Link":
         """On a connected socket, which it closes at its end."""
-        loop = asyncio.get_running_loop()
         sock.setblocking(False)
-        _, link = await loop.create_unix_connection(lambda: cls(on_frame, on_end), sock=sock)
+        _, link = await asyncio.get_running_loop().create_unix_connection(cls, sock=sock)
         return link
+
+    def begin(self, on_frame: Callable[[Frame, bytes], None], on_end: Callable[[], None]) -> None:
+        """Call on_frame for each frame, on_end once when the other end is gone."""
+        self._on_frame, self._on_end = on_frame, on_end
+        self.data_received(b"")
+        if self._ended.is_set():
+            on_end()
 
     def send(self, frame: Frame, blob: bytes = b"") -> None:
         """Send a frame; never waits. Does nothing once the other end is gone."""
@@ -59,13 +65,16 @@ class Link(asyncio.Protocol):
 
     def send_encoded(self, data: bytes) -> None:
         """Send what `encode` made."""
-        if self._transport is not None and not self._transport.is_closing():
+        if not self._transport.is_closing():
             self._transport.write(data)
 
-    def close(self) -> None:
-        """End the link, after what was sent went out."""
-        if self._transport is not None:
-            self._transport.close()
+    async def finish(self, timeout_s: float) -> None:
+        """End the link, after what was sent went out; on_end is not called."""
+        self._on_end = None
+        self._transport.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._ended.wait()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -73,7 +82,7 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        while len(self._buffer) >= HEAD.size:
+        while self._on_frame is not None and len(self._buffer) >= HEAD.size:
             told, size = HEAD.unpack_from(self._buffer)
             end = HEAD.size + told + size
             if end > MAX_FRAME_BYTES:
@@ -94,7 +103,9 @@ class Link(asyncio.Protocol):
             self.on_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._on_end()
+        self._ended.set()
+        if self._on_end is not None:
+            self._on_end()
 
 
 def read_frame(sock: socket.socket, *, timeout_s: float) -> Frame:

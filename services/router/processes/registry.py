@@ -99,6 +99,10 @@ class SharedWorkers(Workers):
         self._shared.total(workers)
         return workers
 
+    def everybody_registered(self) -> list[Worker]:
+        """In the order of registration; numbers as last read."""
+        return list(self._current.values())
+
     def find(self, name: str) -> Worker | None:
         """As `Workers.find`, with its numbers over all processes."""
         worker = super().find(name)
