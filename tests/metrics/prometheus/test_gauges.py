@@ -106,3 +106,12 @@ def test_engine_is_a_label_and_an_engine_that_is_gone_is_dropped_alone() -> None
     gauges.forget_stale(now=300)
     series = [series for series, _ in gauges.standing()]
     assert [(s.name, dict(s.labels)["engine"]) for s in series] == [("furlong_engine_load", "e1")]
+
+
+def test_router_that_is_gone_is_dropped_alone() -> None:
+    gauges = Gauges(stale_after_s=600)
+    gauges.take([row(100, axis="router/time", at_s=100, router__queued=3), row(1, at_s=300, loss=1)])
+    gauges.forget_stale(now=220)
+    assert len(list(gauges.standing())) == 2
+    gauges.forget_stale(now=221)
+    assert shown(gauges) == {"loss": 1}
