@@ -1,11 +1,11 @@
-"""Starts the metrics service again when it dies: its death must not end the run, and training never waits for it.
+"""Starts a service again when it dies, where that must not end the run: metrics, for which training never waits, and
+the router, which rollout waits for.
 
 Decides when, and when no more; says so. It neither starts nor ends a process itself, and never waits.
 """
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from furlong.launch.child import Child
 from furlong.process import ExitCode
@@ -23,19 +23,36 @@ LAST_LINES = 10
 class Keeper:
     """Looks after one service. Main thread only."""
 
-    def __init__(self, *, start_again: Callable[[Child, str], None], say: Callable[[str], None], kept_in: Path) -> None:
-        """start_again: given the dead child and how it ended; may raise OSError. kept_in: where records wait."""
+    def __init__(
+        self,
+        *,
+        start_again: Callable[[Child, str], None],
+        say: Callable[[str], None],
+        meanwhile: str,
+        without: str = "",
+    ) -> None:
+        """start_again: given the dead child and how it ended; may raise OSError.
+
+        meanwhile: what happens until it is back, as a sentence. without: what happens once it is given up; empty: the
+        run ends, since it cannot go on.
+        """
         self.given_up = ""
         """Why it is not started again. Empty: it is."""
         self.refused_start = False
         """It was given up before it had ever served, and before training had begun."""
-        self._start_again, self._say, self._kept_in = start_again, say, kept_in
+        self._start_again, self._say = start_again, say
+        self._meanwhile, self._without = meanwhile, without
         self._seen_dead: Child | None = None
         self._due_at = 0.0
         self._wait_s = FIRST_WAIT_S
         self._serves_since: float | None = None
         self._ever_served = False
         self._deaths: list[float] = []
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether the run must end for it."""
+        return self.refused_start or bool(self.given_up and not self._without)
 
     def serves(self) -> None:
         """It has said SERVING."""
@@ -56,6 +73,10 @@ class Keeper:
             try:
                 self._start_again(child, child.describe_end())
             except OSError as error:
+                self._deaths.append(time.monotonic())
+                if not self._without and len(self._deaths) >= MAX_DEATHS:
+                    self._give_up(child, f"cannot be started ({error})", refused=False)
+                    return
                 self._delay()
                 self._say(f"{child.plan.instance} cannot be started ({error}); again in {self._wait_s:g} s")
 
@@ -73,7 +94,7 @@ class Keeper:
             self._give_up(child, ended, refused=others_start and not self._ever_served)
             return
         when = "now" if at_once else f"in {self._wait_s:g} s"
-        self._say(f"{name} {ended}; starting it again {when}. Training goes on; records wait in {self._kept_in}")
+        self._say(f"{name} {ended}; starting it again {when}. {self._meanwhile}")
         self._delay()
 
     def _delay(self) -> None:
@@ -83,10 +104,9 @@ class Keeper:
     def _give_up(self, child: Child, ended: str, *, refused: bool) -> None:
         times = f" {len(self._deaths)} times in a row" if len(self._deaths) > 1 else ""
         self.given_up, self.refused_start = f"{child.plan.instance} {ended}{times}", refused
-        if refused:  # told as the reason why the run does not start
+        if self.ends_run:  # told as the reason why
             return
         lines = "".join(f"\n    {line}" for line in child.last_lines(LAST_LINES)) or " nothing"
         self._say(
-            f"{self.given_up} and is not started again. Training goes on without it; records wait in {self._kept_in}, "
-            f"up to --telemetry-spool-bytes a service. Its last output ({child.output_path}):{lines}"
+            f"{self.given_up} and is not started again. {self._without} Its last output ({child.output_path}):{lines}"
         )

@@ -184,7 +184,7 @@ def _told(messages: "Sequence[Message]") -> list[dict[str, object]]:
     return [{field.name: getattr(item, field.name) for field in item.DESCRIPTOR.fields} for item in messages]
 
 
-def _ask_router(address: str, token: Sequence[tuple[str, str]]) -> dict[str, object]:
+def _ask_router(address: str, token: tuple[tuple[str, str], ...]) -> dict[str, object]:
     from furlong.rpc import channel
     from furlong.v1 import router_pb2, router_pb2_grpc
 

@@ -40,15 +40,15 @@ def read_token(path: str) -> str:
     return token
 
 
-def token_metadata(path: str) -> list[tuple[str, str]]:
+def token_metadata(path: str) -> tuple[tuple[str, str], ...]:
     """What a gRPC call to the router carries; nothing without a token file, or when it cannot be read."""
     if not path:
-        return []
+        return ()
     try:
-        return [("authorization", f"Bearer {read_token(path)}")]
+        return (("authorization", f"Bearer {read_token(path)}"),)
     except (OSError, ValueError) as error:
         log.warning("router_token_unreadable", path=path, error=_words(error))
-        return []
+        return ()
 
 
 def router_tls(config: RunConfig) -> ssl.SSLContext:

@@ -1,12 +1,13 @@
 """Starts the processes of a run, watches them, and ends them together: the state machine behind `furlong up`.
 
-The death of any ends the run, but for the metrics service's: that one is started again (keeper.py).
+The death of any ends the run, but for the metrics service's and the router's: those are started again (keeper.py).
 
 Its main thread starts every child (the kernel ties a child's leash to the thread that started it), takes the signals
 and decides; it never makes a call that can hang. Whatever happens, `run` returns with no child left.
 """
 
 import contextlib
+import functools
 import queue
 import signal
 import time
@@ -25,7 +26,7 @@ from furlong.rundir import RunDir
 
 ECHO_S = 0.2
 """A signal so soon after one is the same: a wrapper (`timeout`, a job runner) passes on what the terminal sent too."""
-METRICS = "metrics"
+METRICS, ROUTER = "metrics", "router"
 POLL_S = 0.05
 SETTLE_S = 0.6
 """When one process ended, how long others may take to show that they are the cause."""
@@ -40,7 +41,7 @@ KILL_S = 2.0
 LAST_LINES = 20
 PEACEFUL = (ExitCode.DONE, ExitCode.DRAINED, ExitCode.DIVERGED, ExitCode.HALTED)
 """Endings that the trainer chose: the rest may take its time to drain."""
-STOP_ORDER = ("rollout", "router", METRICS)
+STOP_ORDER = ("rollout", ROUTER, METRICS)
 """After the trainers. Metrics last, so that what the others say at their end is kept."""
 CLOSING_STARTS = 3
 """How often metrics is started again to take in and hand on what is left, when the run is closed."""
@@ -104,12 +105,24 @@ class Supervisor:
         self._num_signals = 0
         self._signalled_at = 0.0
         self._stopping = False
-        self._began = time.monotonic()
-        self._keeper = Keeper(start_again=self._start_again, say=self._say, kept_in=run_dir.spool)
-        self._keeping = True
+        self._keepers = self._make_keepers(run_dir)
+        self._kept = set(self._keepers)
         self._told_late = False
         self._ended_late: set[int] = set()
         self._not_ours = {process.pid for process in running_descendants()}
+
+    def _make_keepers(self, run_dir: RunDir) -> dict[str, Keeper]:
+        """By service."""
+        spool = run_dir.spool
+        keep = functools.partial(Keeper, start_again=self._start_again, say=self._say)
+        limit = "up to --telemetry-spool-bytes a service"
+        return {
+            METRICS: keep(
+                meanwhile=f"Training goes on; records wait in {spool}",
+                without=f"Training goes on without it; records wait in {spool}, {limit}.",
+            ),
+            ROUTER: keep(meanwhile="Rollout waits for it, and asks again for what was under way"),
+        }
 
     def run(self) -> Ending:
         """Until the trainers are done, something fails, or a signal says stop. Main thread only."""
@@ -169,8 +182,8 @@ class Supervisor:
 
     def _turn(self) -> None:
         """One turn of the loop: take what was reported, or wait a moment. Raises on signals."""
-        if self._keeping:
-            self._keep_metrics()
+        for service in self._kept:
+            self._look_after(service)
         try:
             event = self._events.get(timeout=POLL_S)
         except queue.Empty:
@@ -187,14 +200,14 @@ class Supervisor:
         if child.pid != event.pid:  # it has died since, and was started again
             return
         self._waiting_for.discard(event.instance)
-        if event.instance == METRICS:
-            self._keeper.serves()
+        if keeper := self._keepers.get(child.plan.service):
+            keeper.serves()
         self._say(f"{event.instance} ready at {event.address} ({time.monotonic() - child.started:.1f} s)")
 
-    def _keep_metrics(self, *, at_once: bool = False) -> None:
-        for child in self._of(METRICS):
+    def _look_after(self, service: str, *, at_once: bool = False) -> None:
+        for child in self._of(service):
             others_start = self._is_starting() and not self._stopping
-            self._keeper.look(child, others_start=others_start, at_once=at_once)
+            self._keepers[service].look(child, others_start=others_start, at_once=at_once)
 
     def _is_starting(self) -> bool:
         """Whether training has not begun."""
@@ -219,7 +232,6 @@ class Supervisor:
 
     def _watch(self) -> Ending:
         """Until all trainers are done, or something ended that should not have."""
-        deadline = self._began + self._limits.start_timeout_s
         while True:
             self._turn()
             trainers = self._of("trainer")
@@ -230,14 +242,17 @@ class Supervisor:
                 return Ending(ExitCode.DONE, "")
             if done and time.monotonic() > min(done) + self._limits.drain_budget_s:
                 return self._straggling(trainers)
-            if self._waiting_for and time.monotonic() > deadline:
-                if self._waiting_for != {METRICS}:
-                    return self._late()
+            oldest = time.monotonic() - self._limits.start_timeout_s
+            late = [child for name in self._waiting_for if (child := self._children[name]).started < oldest]
+            if needed := [child for child in late if child.plan.service != METRICS]:
+                return self._late(needed)
+            if late:
                 self._tell_late_metrics()
 
     def _failed(self, child: Child) -> bool:
         code = child.exit_code()
-        if child.plan.service == METRICS and not self._keeper.refused_start:
+        keeper = self._keepers.get(child.plan.service)
+        if keeper and not keeper.ends_run:
             return False
         return code is not None and not (child.plan.is_trainer and code == ExitCode.DONE)
 
@@ -279,9 +294,8 @@ class Supervisor:
         limit = f"{self._limits.drain_budget_s:g} s (--drain-budget-s)"
         return Ending(ExitCode.CRASHED, f"{names} still ran {limit} after the other trainer ranks were done")
 
-    def _late(self) -> Ending:
+    def _late(self, late: Sequence[Child]) -> Ending:
         """The start took too long: name who is not ready and what it said last."""
-        late = [child for instance, child in self._children.items() if instance in self._waiting_for]
         names = ", ".join(child.plan.instance for child in late)
         said = "\n".join(self._last_words(child) for child in late)
         limit = f"{self._limits.start_timeout_s:g} s (--start-timeout-s)"
@@ -323,9 +337,11 @@ class Supervisor:
         """Stop what still runs, in order: trainers, then who feeds them, metrics last."""
         self._begin_stopping()
         well = ending.code in PEACEFUL
-        self._keeping = well
+        if not well:
+            self._kept.clear()
         unready = frozenset(self._waiting_for)
         for service in ("trainer", *STOP_ORDER):
+            self._kept.discard(service)
             children = self._of(service)
             if service == METRICS and well:
                 self._close_metrics()
@@ -340,7 +356,6 @@ class Supervisor:
     def _close_metrics(self) -> None:
         """Let it take in what the others have left, hand everything on, and end. One that dies meanwhile, or was
         suspended, is started again for it."""
-        self._keeping = False
         for _ in range(CLOSING_STARTS):
             self._await_metrics(min(self._limits.start_timeout_s, CLOSING_START_S))
             children = self._of(METRICS)
@@ -350,14 +365,14 @@ class Supervisor:
             grace_s = CRASH_GRACE_S if suspended else max(SERVICE_GRACE_S, self._limits.drain_budget_s + CRASH_GRACE_S)
             self._end_within(children, grace_s)
             done = all(child.exit_code() in PEACEFUL for child in children)
-            if done or self._keeper.given_up or not (suspended or self._died_by_itself(children)):
+            if done or self._keepers[METRICS].given_up or not (suspended or self._died_by_itself(children)):
                 return
 
     def _await_metrics(self, limit_s: float) -> None:
         """Start it if it is dead, and wait until it serves."""
         began, told = time.monotonic(), False
         while self._waits_for_metrics() and time.monotonic() < began + limit_s:
-            self._keep_metrics(at_once=True)
+            self._look_after(METRICS, at_once=True)
             self._turn()
             if not told and time.monotonic() > began + PATIENCE_S:
                 told = True
@@ -366,7 +381,7 @@ class Supervisor:
     def _waits_for_metrics(self) -> bool:
         """Whether there is one that starts, or is still to be started again."""
         dead = any(child.exit_code() is not None for child in self._of(METRICS))
-        return not self._keeper.given_up and (dead or METRICS in self._waiting_for)
+        return not self._keepers[METRICS].given_up and (dead or METRICS in self._waiting_for)
 
     def _end_within(self, children: Sequence[Child], grace_s: float) -> None:
         """Wait for their end, which they were asked for; end at once who is late."""
@@ -383,8 +398,8 @@ class Supervisor:
 
     def _metrics_shortfall(self) -> str:
         """Why metrics may not have everything: it was given up, or ended in another way than it should have."""
-        if self._keeper.given_up:
-            return self._keeper.given_up
+        if self._keepers[METRICS].given_up:
+            return self._keepers[METRICS].given_up
         ended = [child for child in self._of(METRICS) if child.exit_code() not in PEACEFUL]
         return f"metrics {ended[0].describe_end()}" if ended else ""
 

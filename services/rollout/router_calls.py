@@ -4,7 +4,7 @@ Decides nothing of engines; see router_link.py.
 """
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
 from dataclasses import dataclass
 
 import grpc
@@ -56,7 +56,7 @@ class RouterCalls:
         self._channel, self.place = rpc.aio_channel(place.grpc), place
         return True
 
-    async def list(self) -> dict[str, router_pb2.Worker]:
+    async def workers(self) -> dict[str, router_pb2.Worker]:
         """All workers, by url."""
         request = router_pb2.ListWorkersRequest()
         with self._telling():
@@ -110,7 +110,7 @@ class RouterCalls:
             raise NotReachable(f"no live router in {self._run_dir.addresses}")
         return RouterPlace(entry.grpc, entry.http.rstrip("/"))
 
-    def _token(self) -> "list[tuple[str, str]]":
+    def _token(self) -> tuple[tuple[str, str], ...]:
         """Read anew for each call, so that it can be changed while the run goes on."""
         return token_metadata(self._config.router.router_token_file)
 
@@ -119,7 +119,7 @@ class RouterCalls:
         return router_pb2_grpc.RouterStub(self._channel)  # pyrefly: ignore
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _telling(self) -> Generator[None]:
         """A refused token in words."""
         try:
             yield
@@ -132,7 +132,7 @@ class RouterCalls:
 
 
 @contextlib.contextmanager
-def _found() -> "Iterator[list[str]]":
+def _found() -> Generator[list[str]]:
     """Takes NOT_FOUND for an answer: then what it gave stays empty."""
     try:
         yield []
@@ -141,7 +141,7 @@ def _found() -> "Iterator[list[str]]":
             raise
 
 
-def _by_url(answer: router_pb2.ListWorkersResponse) -> "dict[str, router_pb2.Worker]":
+def _by_url(answer: router_pb2.ListWorkersResponse) -> dict[str, router_pb2.Worker]:
     return {worker.url: worker for worker in answer.workers}
 
 

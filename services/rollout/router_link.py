@@ -107,7 +107,7 @@ class RouterLink:
         while time.monotonic() < deadline:
             with contextlib.suppress(NotReachable, grpc.aio.AioRpcError):
                 await self._sync()
-                known = await self._router.list()
+                known = await self._router.workers()
                 ours = {engine.url for engine in self._fleet.ready(policy_version)}
                 ready = {url for url, worker in known.items() if worker.state == router_pb2.WORKER_STATE_READY}
                 if ours and ours <= ready:
@@ -151,7 +151,7 @@ class RouterLink:
             if await self._router.find():
                 self._registered.clear()
                 self._told.clear()
-            workers = await self._router.list()
+            workers = await self._router.workers()
             await self._remove_left_over(workers)
             for engine in self._fleet.engines:
                 await self._sync_engine(engine, workers)

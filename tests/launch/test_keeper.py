@@ -1,4 +1,4 @@
-"""The metrics service dies, hangs or cannot start: the run goes on without it, and it is started again."""
+"""The metrics service or the router dies, hangs or cannot start: it is started again, and the run goes on."""
 
 import os
 import signal
@@ -45,11 +45,15 @@ def until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.02)
 
 
-def keep(*deaths: int, others_start: bool = False, serves_before: int | None = None) -> tuple[Keeper, list[str], int]:
+def keep(
+    *deaths: int, others_start: bool = False, serves_before: int | None = None, without: str = "Never mind."
+) -> tuple[Keeper, list[str], int]:
     """A keeper after deaths by exit code; what it said; how often it started. serves_before: index of a death."""
     said: list[str] = []
     started: list[str] = []
-    kept = Keeper(start_again=lambda child, why: started.append(why), say=said.append, kept_in=Path("spool"))
+    kept = Keeper(
+        start_again=lambda child, why: started.append(why), say=said.append, meanwhile="Wait", without=without
+    )
     for number, code in enumerate(deaths):
         if number == serves_before:
             kept.serves()
@@ -61,8 +65,8 @@ def keep(*deaths: int, others_start: bool = False, serves_before: int | None = N
 
 def test_five_deaths_in_a_row_are_enough_and_it_is_said() -> None:
     kept, said, num_started = keep(*[1] * (MAX_DEATHS + 2))
-    assert num_started == MAX_DEATHS - 1 and "5 times in a row" in kept.given_up and not kept.refused_start
-    assert "is not started again. Training goes on without it" in said[-1] and "out of luck" in said[-1]
+    assert num_started == MAX_DEATHS - 1 and "5 times in a row" in kept.given_up and not kept.ends_run
+    assert "is not started again. Never mind." in said[-1] and "out of luck" in said[-1]
 
 
 def test_a_death_after_serving_begins_the_count_anew() -> None:
@@ -75,6 +79,23 @@ def test_bad_configuration_is_not_tried_again_and_refuses_a_start() -> None:
     kept, said, _ = keep(ExitCode.BAD_CONFIG, others_start=True)
     assert kept.refused_start and not said
     assert not keep(ExitCode.BAD_CONFIG, others_start=True, serves_before=0)[0].refused_start
+
+
+def test_the_run_ends_for_one_that_it_cannot_do_without() -> None:
+    kept, said, num_started = keep(*[1] * MAX_DEATHS, without="")
+    assert kept.ends_run and num_started == MAX_DEATHS - 1 and "not started again" not in " ".join(said)
+
+
+def test_a_service_that_is_needed_and_cannot_be_started_ends_the_run() -> None:
+    def refuse(child: object, why: str) -> None:
+        raise OSError("no room")
+
+    said: list[str] = []
+    kept, dead = Keeper(start_again=refuse, say=said.append, meanwhile="Wait"), Dead(-9)
+    kept.serves()
+    for _ in range(MAX_DEATHS + 1):
+        kept.look(dead, others_start=False, at_once=True)  # pyrefly: ignore
+    assert kept.ends_run and "no room" in kept.given_up
 
 
 def test_waits_grow_up_to_ten_seconds() -> None:
@@ -92,6 +113,32 @@ def test_killed_metrics_is_started_again_and_drains_last(start: Start) -> None:
     assert run.end() == ExitCode.DONE, run.output
     assert "metrics was ended by SIGKILL" in run.output and "starting it again in 0.5 s" in run.output
     assert run.drain_order() == ["rollout", "router", "metrics"] and all_gone(run.pids())
+
+
+def test_killed_router_is_started_again(start: Start) -> None:
+    run = start(trainers=["--ends-with 0 --after-s 6"]).wait_ready()
+    first = run.pids()["router"]
+    os.kill(first, signal.SIGKILL)
+    run.wait_for("router ready at", count=2)
+    assert run.pids()["router"] != first
+    assert run.end() == ExitCode.DONE, run.output
+    assert "router was ended by SIGKILL" in run.output and "in 0.5 s. Rollout waits for it" in run.output
+    assert run.drain_order() == ["rollout", "router", "metrics"] and all_gone(run.pids())
+
+
+def test_router_that_refuses_to_go_on_ends_the_run(start: Start) -> None:
+    run = start(router="--ends-with 2 --after-s 1.5", trainers=[BUSY])
+    assert run.end() == ExitCode.CRASHED, run.output
+    assert "router ended with exit code 2 (BAD_CONFIG)" in run.output and "router.out" in run.output
+    assert run.output.count("router ready at") == 1 and all_gone(run.pids())
+
+
+def test_router_that_dies_while_rollout_drains_is_started_again_for_it(start: Start) -> None:
+    run = start(rollout="--drain-s 3", trainers=["--ends-with 0 --after-s 1.5"]).wait_ready()
+    until((run.run_dir.root / "rollout.draining").exists, "rollout drains")
+    os.kill(run.pids()["router"], signal.SIGKILL)
+    assert run.end() == ExitCode.DONE, run.output
+    assert run.output.count("router ready at") == 2 and all_gone(run.pids())
 
 
 def test_metrics_killed_while_it_drains_is_started_again_for_it(start: Start) -> None:

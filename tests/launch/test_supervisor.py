@@ -63,9 +63,9 @@ def test_crash_in_a_run_directory_that_is_gone_is_still_named(start: Start) -> N
     run = start().wait_ready()
     pids = run.pids()
     shutil.rmtree(run.run_dir.root)
-    os.kill(pids["router"], signal.SIGKILL)
+    os.kill(pids["rollout"], signal.SIGKILL)
     assert run.end() == ExitCode.CRASHED, run.output
-    assert "router was ended by SIGKILL" in run.output and all_gone(pids)
+    assert "rollout was ended by SIGKILL" in run.output and all_gone(pids)
 
 
 def test_signal_that_a_wrapper_passes_on_too_counts_once(start: Start) -> None:
@@ -111,9 +111,9 @@ def test_trainers_exit_code_is_the_runs(start: Start, code: ExitCode) -> None:
 
 
 def test_cause_is_told_from_who_only_lost_a_peer(start: Start) -> None:
-    run = start(trainers=["--ends-with 5 --after-s 0.2"], router="--ends-with 1 --after-s 0.4").wait_ready()
+    run = start(trainers=["--ends-with 5 --after-s 0.2"], rollout="--ends-with 1 --after-s 0.4").wait_ready()
     assert run.end() == ExitCode.CRASHED
-    assert "router ended with exit code 1" in run.output and "trainer-0 ended with exit code 5" in run.output
+    assert "rollout ended with exit code 1" in run.output and "trainer-0 ended with exit code 5" in run.output
 
 
 def test_death_while_starting_shows_the_last_words(start: Start) -> None:

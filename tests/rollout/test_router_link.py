@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ READY, WAITING = weights_pb2.ENGINE_STATE_READY, weights_pb2.ENGINE_STATE_WAITIN
 
 
 @contextlib.asynccontextmanager
-async def serving(config: RunConfig) -> AsyncIterator[tuple[World, Listening]]:
+async def serving(config: RunConfig) -> AsyncGenerator[tuple[World, Listening]]:
     async with router_of(config) as router, rollout_of(config) as w:
         await w.restore()
         await w.publish(0)
