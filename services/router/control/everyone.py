@@ -10,6 +10,7 @@
 A worker that fails is told in the answer.
 """
 
+import asyncio
 import datetime
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -127,7 +128,7 @@ def read_routes(router: Router, fan_out: FanOut) -> APIRouter:
         query = request.scope["query_string"].decode("latin-1")
         said = await fan_out.read(_everyone(router), f"/v1/loads?{query}" if query else "/v1/loads")
         if any(_is_text(told) for told in said):
-            return _joined_text(said)
+            return await _joined_text(said)
         joined, problems = joins.join_loads(_good(said))
         problems = {**_problems(said), **problems}
         if len(problems) == len(said):
@@ -164,7 +165,7 @@ def read_routes(router: Router, fan_out: FanOut) -> APIRouter:
     @routes.get("/engine_metrics", response_class=Response, responses={200: {"content": {TEXT: {}}}})
     async def engine_metrics() -> Response:
         """Prometheus text of every worker."""
-        return _joined_text(await fan_out.read(router.workers.everyone(), "/metrics"))
+        return await _joined_text(await fan_out.read(router.workers.everyone(), "/metrics"))
 
     return routes
 
@@ -207,7 +208,8 @@ def _is_text(told: Told) -> bool:
     return told.good and any(name == b"content-type" and value.startswith(b"text/plain") for name, value in headers)
 
 
-def _joined_text(said: Sequence[Told]) -> Response:
+async def _joined_text(said: Sequence[Told]) -> Response:
+    """In a thread: the text of many engines takes time that requests should not wait for."""
     texts = {told.url: told.body.decode("utf-8", "replace") for told in said if told.good}
     down = [told.url for told in said if not told.good]
-    return Response(exposition.join(texts, down=down), media_type=TEXT)
+    return Response(await asyncio.to_thread(exposition.join, texts, down=down), media_type=TEXT)

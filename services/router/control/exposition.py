@@ -10,8 +10,12 @@ EXPORTED = "exported_worker"
 UP = "furlong_engine_up"
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*(?:\{(.*)\}|[ \t])[ \t]*(\S+(?:[ \t]+-?[0-9]+)?)[ \t]*")
-_LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(?:,|$)')
-_SUFFIXES = ("_bucket", "_sum", "_count", "_total", "_created", "_info", "_gsum", "_gcount")
+_ONE_LABEL = r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(?:,|$)'
+_LABEL = re.compile(_ONE_LABEL)
+_LABELS = re.compile(rf"(?:{_ONE_LABEL})*[ \t]*")
+_SUFFIXES = ("_bucket", "_sum", "_count")
+_WITH_SUFFIXES = ("histogram", "summary")
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _VALUE = re.compile(r"[+-]?(?:[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?|[0-9]+\.|Inf|NaN|inf|nan)(?:[ \t]+-?[0-9]+)?")
 
 
@@ -30,6 +34,10 @@ def join(texts: Mapping[str, str], *, down: Iterable[str] = ()) -> str:
     A line that is no sample is left out: one engine's bad line must not cost the figures of all.
     """
     families: dict[str, _Family] = {}
+    for text in texts.values():  # first what all of them describe, so that a name has one place whoever says it
+        for line in text.split("\n"):
+            if line.startswith("#"):
+                _describe(line, families)
     for worker, text in texts.items():
         _read(text, f'{LABEL}="{_escaped(worker)}"', families)
     up = _Family(help="Whether an engine gave its metrics.", kind="gauge")
@@ -47,53 +55,42 @@ def join(texts: Mapping[str, str], *, down: Iterable[str] = ()) -> str:
 
 
 def _read(text: str, label: str, families: dict[str, _Family]) -> None:
-    described: set[str] = set()
     for line in text.split("\n"):
-        if line.startswith("#"):
-            _describe(line, families, described)
-        elif found := _SAMPLE.fullmatch(line):
+        if found := _SAMPLE.fullmatch(line):
             name, labels, value = found.groups()
             own = _labels(labels or "")
-            if own is None or not _VALUE.fullmatch(value):
-                continue
-            family = families.setdefault(_family_of(name, described), _Family())
-            family.samples.append(f"{name}{{{','.join((label, *own))}}} {value}")
+            if own is not None and _VALUE.fullmatch(value):
+                family = families.setdefault(_family_of(name, families), _Family())
+                family.samples.append(f"{name}{{{label},{own}}} {value}" if own else f"{name}{{{label}}} {value}")
 
 
-def _describe(line: str, families: dict[str, _Family], described: set[str]) -> None:
+def _describe(line: str, families: dict[str, _Family]) -> None:
     parts = line.split(None, 3)
-    if len(parts) < 3 or parts[1] not in ("HELP", "TYPE") or not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", parts[2]):
+    if len(parts) < 4 or parts[1] not in ("HELP", "TYPE") or not _NAME.fullmatch(parts[2]):
         return
     family = families.setdefault(parts[2], _Family())
-    described.add(parts[2])
     if parts[1] == "HELP":
-        family.help = family.help or (parts[3] if len(parts) > 3 else "")
+        family.help = family.help or parts[3]
     else:
-        family.kind = family.kind or (parts[3].strip() if len(parts) > 3 else "")
+        family.kind = family.kind or parts[3].strip()
 
 
-def _family_of(name: str, described: set[str]) -> str:
-    if name in described:
-        return name
+def _family_of(name: str, families: Mapping[str, _Family]) -> str:
     for suffix in _SUFFIXES:
-        if name.endswith(suffix) and name[: -len(suffix)] in described:
-            return name[: -len(suffix)]
+        base = families.get(name.removesuffix(suffix)) if name.endswith(suffix) and name not in families else None
+        if base is not None and base.kind in _WITH_SUFFIXES:
+            return name.removesuffix(suffix)
     return name
 
 
-def _labels(text: str) -> list[str] | None:
-    """The labels one by one; None: they cannot be read."""
-    pairs: list[str] = []
-    at = 0
-    text = text.rstrip()
-    while at < len(text):
-        found = _LABEL.match(text, at)
-        if found is None:
-            return None
-        name = EXPORTED if found[1] == LABEL else found[1]
-        pairs.append(f'{name}="{found[2]}"')
-        at = found.end()
-    return pairs
+def _labels(text: str) -> str | None:
+    """The labels of a sample as they go on; None: they cannot be read."""
+    if not _LABELS.fullmatch(text):
+        return None
+    if LABEL in text:
+        pairs = (found.groups() for found in _LABEL.finditer(text))
+        return ",".join(f'{EXPORTED if name == LABEL else name}="{value}"' for name, value in pairs)
+    return text.strip(" \t,")
 
 
 def _escaped(value: str) -> str:
