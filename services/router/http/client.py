@@ -26,6 +26,8 @@ MAX_AHEAD_BYTES = 64 * 1024
 """What is read of later requests while one is being answered."""
 BUFFER_BYTES = 256 * 1024
 """What is kept of a body while it cannot travel on."""
+MAX_DISCARDED_BYTES = 4 * 1024 * 1024
+"""What is read and thrown away, of a client that was refused and sends on, before it is cut off."""
 LINGER_S = 2.0
 """A client that was refused while it was sending gets so long to read the answer before the connection is closed."""
 NEVER = float("inf")
@@ -42,11 +44,13 @@ class ClientConnection(asyncio.Protocol):
         "_arrived",
         "_beginning",
         "_deaf",
+        "_discarded_bytes",
         "_half_closed",
         "_head_bytes",
         "_head_timed",
         "_lingers",
         "_parser",
+        "_peer",
         "_probed",
         "_read_paused",
         "_reading",
@@ -56,13 +60,12 @@ class ClientConnection(asyncio.Protocol):
         "exchange",
         "full",
         "half_chunk",
-        "peer",
     )
 
     def __init__(self, server: "Server") -> None:
         self._server = server
         self._transport: asyncio.Transport
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self.exchange: Exchange | None = None
         """The request that is being answered."""
         self.deadline = NEVER
@@ -71,7 +74,7 @@ class ClientConnection(asyncio.Protocol):
         """The client takes no more for now."""
         self.half_chunk = False
         """The client is being sent chunks, and between two of them now."""
-        self.peer = ""
+        self._peer: str | None = None
         self._reading: Request | None = None
         """The request whose bytes are coming."""
         self._arrived: deque[Request] = deque()
@@ -83,6 +86,7 @@ class ClientConnection(asyncio.Protocol):
         self._beginning = False
         self._read_paused = False
         self._deaf = False  # nothing that comes is looked at any more
+        self._discarded_bytes = 0
         self._lingers = False
         self._half_closed = False
         self._probed = False
@@ -140,6 +144,14 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     @property
+    def peer(self) -> str:
+        """The client's address."""
+        if self._peer is None:  # it costs a system call, and only the log asks
+            peer = self._transport.get_extra_info("peername")
+            self._peer = str(peer[0]) if peer else ""
+        return self._peer
+
+    @property
     def scheme(self) -> str:
         """http or https."""
         return self._server.scheme
@@ -181,13 +193,14 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        self.peer = str(peer[0]) if peer else ""
         self.deadline = time.monotonic() + self._server.settings.client_keep_alive_s
         self._server.opened(self)
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
+            self._discarded_bytes += len(data)
+            if self._discarded_bytes > MAX_DISCARDED_BYTES:
+                self._transport.abort()
             return
         exchange = self.exchange
         if exchange is None or not exchange.request.whole:
@@ -212,6 +225,7 @@ class ClientConnection(asyncio.Protocol):
         self._ahead.clear()
         self._reading = None
         exchange, self.exchange = self.exchange, None
+        self._parser = None  # it holds this connection, and would keep it until the garbage is collected
         self._server.closed(self)
         if exchange is not None:
             exchange.on_client_left()
@@ -232,8 +246,11 @@ class ClientConnection(asyncio.Protocol):
         in_head = self._reading is None or not self._reading.method
         if in_head:
             self._head_bytes += len(data)
+        parser = self._parser
+        if parser is None:
+            return
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._deaf = True
         except httptools.HttpParserCallbackError:
@@ -332,9 +349,9 @@ class ClientConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         reading = self._reading
-        if reading is None or self._deaf:
-            return
         parser = self._parser
+        if reading is None or self._deaf or parser is None:
+            return
         head_bytes, self._head_bytes = self._head_bytes, 0
         self._head_timed = False
         upgrade = parser.should_upgrade()

@@ -47,11 +47,11 @@ class Passage(Exchange):
         "_ticket",
         "_to_end",
         "_tried",
+        "_until_close",
         "_used",
         "_waits",
-        "_want",
-        "_until_close",
         "_waits_since",
+        "_want",
     )
 
     def __init__(self, to: "ClientConnection", request: Request, proxy: "Proxy") -> None:

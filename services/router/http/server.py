@@ -21,6 +21,8 @@ from services.router.http.tls import serving_context
 BACKLOG = 4096
 SWEEP_S = 0.25
 """Time limits are kept to this; there is no timer for a request or a connection."""
+MAX_REFUSED = 1024
+"""Connections that are told that they are one too many, at once; more of them are closed without a word."""
 CLOSING_S = 1.0
 """What the last answers get to leave the process."""
 
@@ -51,6 +53,8 @@ class Server:
         self._front = front
         self._observer = front.proxy.observer
         self._connections: set[ClientConnection] = set()
+        self._refused: set[ClientConnection] = set()
+        """Those that were one too many, while they read it."""
         self._changed = asyncio.Event()
 
     @property
@@ -75,12 +79,19 @@ class Server:
         """A client came."""
         self._connections.add(connection)
         self._observer.connection_opened()
-        if self.num_open() > self.settings.max_connections:
+        if self.num_open() <= self.settings.max_connections:
+            return
+        self._connections.discard(connection)
+        if len(self._refused) < MAX_REFUSED:
+            self._refused.add(connection)
             connection.refuse_all()
+        else:
+            connection.abort()
 
     def closed(self, connection: ClientConnection) -> None:
         """A client went."""
         self._connections.discard(connection)
+        self._refused.discard(connection)
         self._observer.connection_closed()
         if self.on_closed is not None:
             self.on_closed()
@@ -100,8 +111,9 @@ class Server:
         while True:
             await asyncio.sleep(sweep_s)
             now = time.monotonic()
-            for connection in [c for c in self._connections if c.deadline <= now]:
-                connection.expired(now)
+            for connections in (self._connections, self._refused):
+                for connection in [c for c in connections if c.deadline <= now]:
+                    connection.expired(now)
 
     async def drain(self, drain_s: float) -> None:
         """Let requests end for so long; end the rest."""
@@ -115,7 +127,7 @@ class Server:
             else:
                 connection.stop()
         await self._until_none(CLOSING_S)
-        for connection in list(self._connections):
+        for connection in (*self._connections, *self._refused):
             connection.abort()
 
     async def _until_none(self, limit_s: float) -> None:

@@ -75,7 +75,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self.asker: Asker | None = None
         self._busy = False
         self._read_paused = False
@@ -165,6 +165,11 @@ class Connection(asyncio.Protocol):
         peer = self._transport.get_extra_info("peername")
         return str(peer[0]) if peer else ""
 
+    def sock(self) -> socket.socket | None:
+        """The socket, to look at or to set."""
+        sock: socket.socket | None = self._transport.get_extra_info("socket")
+        return sock
+
     def _fail(self, error: UpstreamError) -> None:
         asker = self.asker
         self.close()
@@ -175,12 +180,6 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sys.platform == "linux":  # a worker whose machine vanished says nothing, ever
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
     def data_received(self, data: bytes) -> None:
         if not self._busy or self.complete:
@@ -191,8 +190,11 @@ class Connection(asyncio.Protocol):
         if not self.head_done:
             self._head_bytes += len(data)
         error: UpstreamError | None = None
+        parser = self._parser
+        if parser is None:
+            return
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             error = UpstreamError("changed to another protocol")
         except httptools.HttpParserCallbackError as wrong:
@@ -221,6 +223,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
+        self._parser = None  # it holds this connection, and would keep it until the garbage is collected
         self._ended(exc)
 
     def pause_writing(self) -> None:
@@ -298,6 +301,7 @@ class Connection(asyncio.Protocol):
         if self.head_done:  # bytes behind the answer
             self.keep_alive = False
             return
+        assert self._parser is not None
         status = self._parser.get_status_code()
         if not 200 <= status < 600:
             if 100 <= status < 200 and status != 101:  # an interim answer: the real one follows
@@ -323,4 +327,4 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self.head_done and not self.complete:
             self.complete = True
-            self.keep_alive = self._parser.should_keep_alive()
+            self.keep_alive = self._parser is not None and self._parser.should_keep_alive()
