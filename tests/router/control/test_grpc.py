@@ -15,6 +15,7 @@ from furlong.v1 import router_pb2 as pb
 from furlong.v1.router_pb2_grpc import RouterStub
 from services.router.control.grpc_service import NAME
 from tests.router.conftest import Running, StartWorker
+from tests.router.fake_worker import Seen
 from tests.router.raw_client import exchange, post
 from tests.router.waiting import eventually
 
@@ -144,3 +145,56 @@ async def test_an_unknown_worker_is_not_found(stub: RouterAsyncStub) -> None:
 
 async def test_health_says_serving(router: Running) -> None:
     assert await asyncio.to_thread(rpc.is_serving, router.listening.grpc, NAME)
+
+
+async def test_labels_priority_and_breaker_are_told_and_the_key_is_not(
+    stub: RouterAsyncStub, start_worker: StartWorker
+) -> None:
+    engine = await start_worker()
+    request = pb.AddWorkerRequest(url=engine.url, labels={"pool": "eval"}, priority=-3, api_key="s3cr3t")
+    added = (await stub.AddWorker(request, timeout=LIMIT_S)).worker
+    (listed,) = (await stub.ListWorkers(pb.ListWorkersRequest(), timeout=LIMIT_S)).workers
+    for worker in (added, listed):
+        assert (dict(worker.labels), worker.priority, worker.worker_type) == ({"pool": "eval"}, -3, "regular")
+        assert worker.breaker == "closed" and "s3cr3t" not in str(worker)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pb.AddWorkerRequest(url="http://h:1", labels={"a=b": "c"}),
+        pb.AddWorkerRequest(url="http://h:1", labels={"a": ""}),
+        pb.AddWorkerRequest(url="http://h:1", api_key="a\r\nb"),
+        pb.AddWorkerRequest(url="http://h:1", worker_type="prefill"),
+    ],
+)
+async def test_bad_words_about_a_worker_are_an_invalid_argument(
+    stub: RouterAsyncStub, request_: pb.AddWorkerRequest
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.AddWorker(request_, timeout=LIMIT_S)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert list((await stub.ListWorkers(pb.ListWorkersRequest(), timeout=LIMIT_S)).workers) == []
+
+
+async def test_a_leaving_worker_is_not_set_again(
+    router: Running, stub: RouterAsyncStub, start_worker: StartWorker
+) -> None:
+    """The rollout service is told NOT_FOUND, and so registers the engine anew."""
+    finish = asyncio.Event()
+
+    async def slow(seen: Seen) -> None:
+        await finish.wait()
+        await seen.answer(b"done")
+
+    engine = await start_worker(slow)
+    worker_id = await router.add(engine)
+    answer = asyncio.create_task(exchange(router.port, post(b"/generate")))
+    await engine.arrived()
+    await stub.RemoveWorker(pb.RemoveWorkerRequest(worker=worker_id), timeout=LIMIT_S)
+    assert await state_of(stub, worker_id) == pb.WORKER_STATE_DRAINING
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.SetWorkerState(pb.SetWorkerStateRequest(worker=worker_id, admit=True), timeout=LIMIT_S)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    finish.set()
+    assert (await answer).body == b"done"

@@ -139,3 +139,34 @@ async def test_unknown_control_calls_are_json(router: Running) -> None:
     assert (await call(router, "GET", "/router/nothing"))[0] == 404
     status, said = await call(router, "PUT", "/workers")
     assert status == 405 and said["error"]["type"] == "method_not_allowed"
+
+
+async def test_hosts_outside_the_allow_list_are_400(start_router: StartRouter) -> None:
+    router = await start_router(worker_allow=("127.0.0.0/8", "engine.example:30000"))
+    for url in ("http://127.0.0.1:1", "http://engine.example:30000"):
+        assert (await call(router, "POST", "/workers", {"url": url}))[0] == 202
+    for url in ("http://10.0.0.1:1", "http://engine.example:30001", "http://evil.example:30000"):
+        status, said = await call(router, "POST", "/workers", {"url": url})
+        assert status == 400 and said["error"]["type"] == "bad_url"
+
+
+async def test_a_generation_that_its_client_gave_up_is_ended_where_it_runs(
+    router: Running, start_worker: StartWorker
+) -> None:
+    """A client that timed out aborts by rid: every worker is told, and nothing is left running."""
+    told = asyncio.Event()
+
+    async def slow(seen: Seen) -> None:
+        if seen.path == b"/abort_request":
+            told.set()
+        await told.wait()
+        await seen.answer(b"partial")
+
+    owner, other = await start_worker(slow), await start_worker()
+    await router.add(owner)
+    with pytest.raises(TimeoutError):
+        await exchange(router.port, post(b"/generate", b'{"rid":"x"}'), timeout_s=0.2)
+    await router.add(other)
+    status, said = await call(router, "POST", "/abort_request", {"rid": "x"})
+    assert status == 200 and said["workers"] == {owner.url: 200, other.url: 200} and told.is_set()
+    await eventually(lambda: all(w.in_flight == 0 for w in router.listening.router.workers.all()), "nothing runs")
