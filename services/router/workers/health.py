@@ -26,9 +26,8 @@ FALLBACK_PATH = "/health"
 """For engines without the other; may run a generation of one token, and take a second."""
 FIRST_WAIT_S = 0.1
 MAX_AT_ONCE = 128
-"""Probes of workers that answered their last one, or were never probed."""
-MAX_DOUBTFUL_AT_ONCE = 64
-"""Probes of workers that did not: each may take all of its time."""
+"""Probes at once of workers that are well, as many of newcomers, and as many of those that failed their last one: one
+that does not answer takes all of its time and would hold the others up."""
 
 
 class Probes:
@@ -40,8 +39,7 @@ class Probes:
         self._observer = observer
         self._random = random.Random()
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
-        self._places = asyncio.Semaphore(MAX_AT_ONCE)
-        self._doubtful_places = asyncio.Semaphore(MAX_DOUBTFUL_AT_ONCE)
+        self._for_well, self._for_new, self._for_bad = (asyncio.Semaphore(MAX_AT_ONCE) for _ in range(3))
 
     def watch(self, worker: Worker) -> None:
         """Probe a worker from now on, until it is removed."""
@@ -74,7 +72,7 @@ class Probes:
                 pass
 
     async def _in_turn(self, worker: Worker, path: str) -> str:
-        async with self._doubtful_places if worker.bad_probes or worker.life is Life.DOWN else self._places:
+        async with self._places_for(worker):
             if worker.removed:
                 return path
             began = time.monotonic()
@@ -86,6 +84,11 @@ class Probes:
                 ok = False
             self._observer.probe(worker, ok, time.monotonic() - began)
             return path
+
+    def _places_for(self, worker: Worker) -> asyncio.Semaphore:
+        if worker.bad_probes or worker.life is Life.DOWN:
+            return self._for_bad
+        return self._for_well if worker.life is Life.UP else self._for_new
 
     async def _probe(self, worker: Worker, path: str) -> tuple[str, bool]:
         """One probe; the path for the next one, and whether this one was answered well."""

@@ -232,21 +232,6 @@ class Workers:
         self._queue.serve()
         return ticket
 
-    async def wait_to_take(self, *, deadline: float) -> Worker:
-        """`take`, or `queue` as a coroutine. Raises NoReadyWorker."""
-        worker = self.take()
-        if worker is not None:
-            return worker
-        got: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
-        ticket = self.queue(ANY, got.set_result, got.set_exception, deadline=deadline)
-        try:
-            return await got
-        except asyncio.CancelledError:
-            ticket.cancel()
-            if got.done() and not got.cancelled() and got.exception() is None:
-                self.give_back(got.result())
-            raise
-
     def give_back(self, worker: Worker) -> None:
         """The counterpart of `take`; once for each."""
         self._counts.give_back(worker)

@@ -243,6 +243,13 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.workers.num_ready() == sum(known.ready for known in self.model.known.values())
 
     @invariant()
+    def each_is_as_the_model_has_it(self) -> None:
+        for worker in self.model.current.values():
+            known = self.model.known[worker]
+            assert (worker.state is State.READY) == known.ready
+            assert (worker.policy_version, worker.admitted) == (known.version, known.admitted)
+
+    @invariant()
     def the_list_is_who_is_here_or_not_done(self) -> None:
         shown = set(self.workers.all())
         current = set(self.model.current.values())

@@ -1,11 +1,14 @@
 """Waiting in line for a worker: order, bounds, limits, and exactly one answer each."""
 
+import asyncio
+import time
+
 import pytest
 
 from services.router.workers.queue import NoReadyWorker, NoSuchWorker, QueueFull, Stopping
 from services.router.workers.want import ANY, Want
-from services.router.workers.workers import Refused, Worker
-from tests.router.workers.clock import Clock, Waiting, labelled, ready, wait, workers_at
+from services.router.workers.workers import Refused, Worker, Workers
+from tests.router.workers.clock import SETTINGS, Clock, Waiting, labelled, ready, wait, workers_at
 
 
 def test_who_frees_a_worker_hands_it_to_the_first_in_line_at_once() -> None:
@@ -94,6 +97,16 @@ def test_time_runs_out_for_each_at_its_own_moment_and_says_why() -> None:
     clock.go_on(4)
     assert "30000 is UNREADY (refused the connection)" in str(long.refused[0])
     assert isinstance(long.refused[0], NoReadyWorker) and workers.num_waiting() == 0 and clock.num_timers == 0
+
+
+async def test_time_runs_out_on_a_real_loop_too() -> None:
+    workers = Workers(SETTINGS)
+    over: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
+    began = time.monotonic()
+    workers.queue(ANY, lambda _: None, over.set_result, deadline=began + 0.12)
+    async with asyncio.timeout(5):
+        assert "none is registered" in str(await over)
+    assert time.monotonic() - began >= 0.12
 
 
 def test_one_timer_serves_the_whole_line_and_none_an_empty_one() -> None:

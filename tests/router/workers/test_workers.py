@@ -1,14 +1,15 @@
 """The life of a worker, without sockets."""
 
-import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from furlong.config import RunConfig
 from services.router.settings import RouterSettings
-from services.router.workers.urls import BadUrl
-from services.router.workers.workers import NoReadyWorker, QueueFull, State, TooManyWorkers, Worker, Workers
+from services.router.workers.registration import Registration
+from services.router.workers.urls import BadUrl, BadWorker
+from services.router.workers.workers import State, TooManyWorkers, Worker, Workers
 
 URL = "http://127.0.0.1:30000"
 SETTINGS = replace(
@@ -165,32 +166,79 @@ def test_limits_and_bad_addresses() -> None:
         workers.add("file:///x", admit=True)
 
 
-async def test_the_queue_is_bounded_and_served_when_a_worker_is_ready() -> None:
+def test_a_worker_that_failed_its_probes_must_be_confirmed_again() -> None:
     workers = Workers(SETTINGS)
-    loop = asyncio.get_running_loop()
-    waiting = [asyncio.create_task(workers.wait_to_take(deadline=loop.time() + 5)) for _ in range(2)]
-    await asyncio.sleep(0)
-    with pytest.raises(QueueFull, match="--router-max-queued"):
-        await workers.wait_to_take(deadline=loop.time() + 5)
+    worker = ready_worker(workers, admit=False)
+    workers.set_state(worker, admit=True, policy_version=3)
+    for _ in range(SETTINGS.health_fail_threshold):
+        workers.probe_failed(worker, "answered 500")
+    workers.probe_answered(worker)
+    workers.probe_answered(worker)
+    assert state_of(worker) is State.UNREADY and worker.policy_version is None
+    workers.set_state(worker, admit=True, policy_version=4)
+    assert state_of(worker) is State.READY
+
+
+def test_an_admission_without_a_version_confirms_nothing() -> None:
+    workers = Workers(SETTINGS)
+    worker = ready_worker(workers, admit=False)
+    workers.set_state(worker, admit=True, policy_version=None)
+    assert state_of(worker) is State.JOINING and workers.take() is None
+
+
+def test_registering_over_http_does_not_get_round_the_confirmation() -> None:
+    workers = Workers(SETTINGS)
+    workers.set_state(ready_worker(workers, admit=False), admit=True, policy_version=3)
+    again = ready_worker(workers, admit=True)
+    assert state_of(again) is State.JOINING and workers.take() is None
+    workers.remove(again.worker_id)
+    assert state_of(ready_worker(workers, admit=True)) is State.READY
+
+
+def test_where_no_version_is_required_none_is_waited_for() -> None:
+    workers = Workers(replace(SETTINGS, require_policy_version=False))
+    worker = ready_worker(workers, admit=False)
+    assert state_of(worker) is State.READY
+    workers.set_state(worker, admit=True, policy_version=3)
+    workers.gone(worker, "refused")
+    workers.probe_answered(worker)
+    workers.probe_answered(worker)
+    assert state_of(worker) is State.READY
+
+
+def test_a_draining_worker_is_found_until_it_is_done() -> None:
+    workers = Workers(SETTINGS)
     worker = ready_worker(workers)
-    assert await asyncio.gather(*waiting) == [worker, worker]
-    assert worker.in_flight == 2 and workers.num_waiting() == 0
+    workers.take()
+    workers.remove(URL)
+    assert workers.find(worker.worker_id) is worker and workers.find(URL + "/") is worker
+    assert workers.registered(worker.worker_id) is None
+    workers.give_back(worker)
+    assert workers.find(worker.worker_id) is None
 
 
-async def test_waiting_ends_in_time_and_says_why() -> None:
-    workers = Workers(SETTINGS)
-    workers.gone(workers.add(URL, admit=True), "refused the connection")
-    with pytest.raises(NoReadyWorker, match=r"30000 is UNREADY \(refused the connection\)"):
-        await workers.wait_to_take(deadline=asyncio.get_running_loop().time() + 0.01)
+@pytest.mark.parametrize(
+    ("said", "rule"),
+    [
+        ({"worker_type": ""}, "worker_type must be"),
+        ({"labels": {"pool": 7}}, "labels: 'pool' = 7"),
+        ({"labels": {"a,b": "c"}}, "without ',' and '='"),
+        ({"labels": [1]}, "labels must be an object"),
+        ({"labels": {str(n): "x" for n in range(65)}}, "at most 64"),
+        ({"priority": True}, "priority must be a whole number"),
+        ({"priority": 1.5}, "priority must be a whole number"),
+        ({"api_key": "se cret\r\nx: y"}, "api_key must be"),
+    ],
+)
+def test_what_cannot_be_said_of_a_worker_is_refused(said: dict[str, Any], rule: str) -> None:
+    with pytest.raises(BadWorker, match=rule) as caught:
+        Registration(**said)
+    assert "cret" not in str(caught.value)
 
 
-async def test_closing_tells_who_waits() -> None:
-    workers = Workers(SETTINGS)
-    waiting = asyncio.create_task(workers.wait_to_take(deadline=asyncio.get_running_loop().time() + 5))
-    await asyncio.sleep(0)
-    workers.close()
-    with pytest.raises(NoReadyWorker, match="stopping"):
-        await waiting
+def test_the_key_is_never_shown() -> None:
+    worker = Workers(SETTINGS).add(URL, admit=True, registration=Registration(api_key="hunter2"))
+    assert worker.api_key == "hunter2" and "hunter2" not in repr(worker) + repr(worker.record())
 
 
 async def test_watchers_see_the_list_now_and_after_each_change() -> None:
