@@ -35,7 +35,7 @@ def control_app(router: Router) -> FastAPI:
         openapi_url=OPENAPI_PATH,
         redirect_slashes=False,
     )
-    handle_refusals(app)
+    handle_refusals(app, router.settings)
     _answer_bad_parameters(app)
     fan_out = FanOut(worker_ca=router.settings.worker_ca)
     for routes in (

@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse, Response
 
 from services.router.control import exposition, joins
 from services.router.control.bodies import body_of, parse, read_body
-from services.router.control.fan_out import FanOut, Told
+from services.router.control.fan_out import FanOut, Headers, Told
 from services.router.control.gate import CHALLENGE, NEED_TOKEN, NO_TOKEN_SET
 from services.router.control.refusals import Refusal, answers, unavailable
 from services.router.control.schemas import (
@@ -34,6 +34,7 @@ from services.router.control.schemas import (
     WorkerLoad,
     WorkerLoads,
 )
+from services.router.control.token import AUTHORIZATION
 from services.router.router import Router
 from services.router.workers.worker import State, Worker
 
@@ -41,6 +42,7 @@ ABORT_TIMEOUT_S = 10.0
 FLUSH_TIMEOUT_S = 30.0
 MAX_FLUSH_WAIT_S = 600.0
 ABORT_EXAMPLE = '{"rid": "my-request"}'
+JSON = (b"content-type", b"application/json")
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 FlushWait = Annotated[float, Query(ge=0, le=MAX_FLUSH_WAIT_S, allow_inf_nan=False)]
@@ -66,7 +68,12 @@ def change_routes(router: Router, fan_out: FanOut) -> APIRouter:
             raise Refusal(400, "bad_request", f"rid must name the request to abort. Example: {ABORT_EXAMPLE}")
         sent = {"abort_all": True} if asked.abort_all else {"rid": asked.rid}
         said = await fan_out.change(
-            _everyone(router), "POST", "/abort_request", timeout_s=ABORT_TIMEOUT_S, body=orjson.dumps(sent)
+            _everyone(router),
+            "POST",
+            "/abort_request",
+            timeout_s=ABORT_TIMEOUT_S,
+            body=orjson.dumps(sent),
+            headers=[JSON, *_key(router, request)],
         )
         content = {"rid": asked.rid, "workers": {told.url: told.status or told.error for told in said}}
         done = all(told.good for told in said) if asked.abort_all else any(told.good for told in said)
@@ -79,7 +86,10 @@ def change_routes(router: Router, fan_out: FanOut) -> APIRouter:
         """Flush the prefix cache of every worker. timeout: seconds that each waits until it is idle."""
         target = f"/flush_cache?timeout={timeout:g}" if timeout else "/flush_cache"
         workers = _everyone(router)
-        said = await fan_out.change(workers, request.method, target, timeout_s=FLUSH_TIMEOUT_S + timeout)
+        headers = _key(router, request)
+        said = await fan_out.change(
+            workers, request.method, target, timeout_s=FLUSH_TIMEOUT_S + timeout, headers=headers
+        )
         failed = [[told.url, told.problem] for told in said if not told.good]
         content = {
             "successful": [told.url for told in said if told.good],
@@ -110,12 +120,12 @@ def read_routes(router: Router, fan_out: FanOut) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/v1/models", response_model=ModelList, responses=answers(502, 503))
-    async def list_models() -> Response:
+    async def list_models(request: Request) -> Response:
         """The models of ready workers."""
         ready = [worker for worker in router.workers.all() if worker.state is State.READY]
         if not ready:
             raise unavailable(router.settings, "no_ready_worker", "no worker is ready")
-        said = await fan_out.read(ready, "/v1/models")
+        said = await fan_out.read(ready, "/v1/models", headers=_key(router, request))
         models, problems = joins.join_models(_good(said))
         problems = {**_problems(said), **problems}
         if len(problems) == len(said):
@@ -126,7 +136,8 @@ def read_routes(router: Router, fan_out: FanOut) -> APIRouter:
     async def loads(request: Request) -> Response:
         """The loads of every worker. The query goes to each."""
         query = request.scope["query_string"].decode("latin-1")
-        said = await fan_out.read(_everyone(router), f"/v1/loads?{query}" if query else "/v1/loads")
+        target = f"/v1/loads?{query}" if query else "/v1/loads"
+        said = await fan_out.read(_everyone(router), target, headers=_key(router, request))
         if any(_is_text(told) for told in said):
             return await _joined_text(said)
         joined, problems = joins.join_loads(_good(said))
@@ -137,18 +148,18 @@ def read_routes(router: Router, fan_out: FanOut) -> APIRouter:
         return JSONResponse({**joined, "timestamp": now, **({"errors": problems} if problems else {})})
 
     @routes.get("/get_load", response_model=list[OldLoad], responses=answers(502, 503))
-    async def get_load() -> Response:
+    async def get_load(request: Request) -> Response:
         """The loads of every worker, in the words of engines before /v1/loads."""
-        ranks = await _old_loads(fan_out, _everyone(router))
+        ranks = await _old_loads(fan_out, _everyone(router), _key(router, request))
         if all(found is None for found in ranks.values()):
             raise Refusal(502, "workers_failed", "no worker told its load")
         return JSONResponse([load for found in ranks.values() for load in found or ()])
 
     @routes.get("/get_loads", responses=answers(503))
-    async def get_loads() -> WorkerLoads:
+    async def get_loads(request: Request) -> WorkerLoads:
         """Requests that run or wait at each worker, in the words of sgl-router."""
         workers = _everyone(router)
-        ranks = await _old_loads(fan_out, workers)
+        ranks = await _old_loads(fan_out, workers, _key(router, request))
         listed = [
             WorkerLoad(
                 worker=str(worker.url),
@@ -162,10 +173,11 @@ def read_routes(router: Router, fan_out: FanOut) -> APIRouter:
             workers=listed, loads=listed, total_workers=len(listed), successful=len(listed) - failed, failed=failed
         )
 
-    @routes.get("/engine_metrics", response_class=Response, responses={200: {"content": {TEXT: {}}}})
-    async def engine_metrics() -> Response:
+    @routes.get("/engine_metrics", response_class=Response, responses={200: {"content": {TEXT: {}}}, **answers(503)})
+    async def engine_metrics(request: Request) -> Response:
         """Prometheus text of every worker."""
-        return await _joined_text(await fan_out.read(router.workers.everyone(), "/metrics"))
+        headers = _key(router, request)
+        return await _joined_text(await fan_out.read(router.workers.everyone(), "/metrics", headers=headers))
 
     return routes
 
@@ -186,11 +198,19 @@ def _check_abort_all(router: Router, request: Request) -> None:
         raise Refusal(401, "unauthorized", NEED_TOKEN, headers=challenge)
 
 
-async def _old_loads(fan_out: FanOut, workers: Sequence[Worker]) -> dict[Worker, list[dict[str, Any]] | None]:
+def _key(router: Router, request: Request) -> Headers:
+    """The client's own key for the engines, as it goes with a generation. Never the router's token."""
+    sent = [pair for pair in request.scope["headers"] if pair[0] == AUTHORIZATION]
+    return router.token.without(sent)
+
+
+async def _old_loads(
+    fan_out: FanOut, workers: Sequence[Worker], headers: Headers
+) -> dict[Worker, list[dict[str, Any]] | None]:
     """Loads by worker; None: it did not say. Engines have either the one path or the other."""
-    said = await fan_out.read(workers, "/v1/loads?include=core")
+    said = await fan_out.read(workers, "/v1/loads?include=core", headers=headers)
     without = [told.worker for told in said if told.status in (404, 405)]
-    older = {told.worker: told for told in await fan_out.read(without, "/get_load")} if without else {}
+    older = {told.worker: told for told in await fan_out.read(without, "/get_load", headers=headers)} if without else {}
     best = [older.get(told.worker, told) for told in said]
     return {told.worker: joins.old_loads(told.url, told.body) if told.good else None for told in best}
 

@@ -20,6 +20,8 @@ READ_TIMEOUT_S = 10.0
 """For what engines answer at once."""
 MAX_READS = 64
 """Calls at once for all readers together: a client that asks often does not take the workers' attention."""
+MAX_READERS = 32
+"""Clients that may be waiting for such calls at once."""
 MAX_CHANGES = 1024
 """Calls at once that change something, some of which only end when every worker has its own."""
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
@@ -66,17 +68,28 @@ class Told:
         return f"answered {self.answer.status}{f': {text}' if text else ''}"
 
 
+class Busy(Exception):
+    """As many clients as may ask all workers at once are doing so."""
+
+
 class FanOut:
     """Asks workers. worker_ca: PEM file of whom to trust over https; empty: the system's authorities."""
 
     def __init__(self, *, worker_ca: str = "") -> None:
         self._worker_ca = worker_ca
+        self._num_readers = 0
         self._reads = asyncio.Semaphore(MAX_READS)
         self._changes = asyncio.Semaphore(MAX_CHANGES)
 
-    async def read(self, workers: Sequence[Worker], target: str) -> list[Told]:
-        """GET from each what it answers at once."""
-        return await self._all(self._reads, workers, "GET", target, READ_TIMEOUT_S, None, ())
+    async def read(self, workers: Sequence[Worker], target: str, *, headers: Headers = ()) -> list[Told]:
+        """GET from each what it answers at once. Raises Busy."""
+        if self._num_readers >= MAX_READERS:
+            raise Busy(f"{MAX_READERS} clients are asking all workers already")
+        self._num_readers += 1
+        try:
+            return await self._all(self._reads, workers, "GET", target, READ_TIMEOUT_S, None, headers)
+        finally:
+            self._num_readers -= 1
 
     async def change(
         self,
@@ -86,7 +99,7 @@ class FanOut:
         *,
         timeout_s: float,
         body: bytes | None = None,
-        headers: Headers = ((b"content-type", b"application/json"),),
+        headers: Headers = (),
     ) -> list[Told]:
         """Send the same to each, to all at once."""
         return await self._all(self._changes, workers, method, target, timeout_s, body, headers)
@@ -102,15 +115,22 @@ class FanOut:
         headers: Headers,
     ) -> list[Told]:
         async def one(worker: Worker) -> Told:
-            async with limit:
-                return await self._ask(worker, method, target, timeout_s, body, headers)
+            try:
+                async with asyncio.timeout(timeout_s), limit:
+                    return await self._ask(worker, method, target, timeout_s, body, headers)
+            except TimeoutError:
+                log.warning("worker_call_late", url=str(worker.url), timeout_s=timeout_s)
+                return Told(worker, None, f"not answered within {timeout_s:g} s")
 
         return await asyncio.gather(*(one(worker) for worker in workers))
 
     async def _ask(
         self, worker: Worker, method: str, target: str, timeout_s: float, body: bytes | None, headers: Headers
     ) -> Told:
-        sent = [*headers, (b"authorization", b"Bearer " + worker.api_key.encode())] if worker.api_key else headers
+        sent = list(headers)
+        if worker.api_key:
+            sent = [pair for pair in sent if pair[0] != b"authorization"]
+            sent.append((b"authorization", b"Bearer " + worker.api_key.encode()))
         shown = {"worker": worker.worker_id, "url": str(worker.url), "path": target.partition("?")[0][:200]}
         try:
             answer = await call(
@@ -123,10 +143,9 @@ class FanOut:
                 max_answer_bytes=MAX_ANSWER_BYTES,
                 worker_ca=self._worker_ca,
             )
-        except (NotOpened, UpstreamError, TimeoutError) as error:
-            message = str(error) or f"not answered within {timeout_s:g} s"
-            log.warning("worker_call_failed", error=message, **shown)
-            return Told(worker, None, message)
+        except (NotOpened, UpstreamError) as error:
+            log.warning("worker_call_failed", error=str(error), **shown)
+            return Told(worker, None, str(error))
         if answer.status >= 300:
             log.warning("worker_call_refused", status=answer.status, **shown)
         return Told(worker, answer, "")

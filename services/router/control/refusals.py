@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
+from services.router.control.fan_out import Busy
 from services.router.control.schemas import ErrorBody
 from services.router.http.answers import error_content
 from services.router.settings import RouterSettings
@@ -56,13 +57,17 @@ def unavailable(settings: RouterSettings, kind: str, message: str) -> Refusal:
     return Refusal(503, kind, message, headers={"retry-after": str(math.ceil(settings.health_interval_s))})
 
 
-def handle_refusals(app: FastAPI) -> None:
+def handle_refusals(app: FastAPI, settings: RouterSettings) -> None:
     """Answer what routes raise, and what is no route at all, as JSON."""
 
     @app.exception_handler(Refusal)
     async def refusal(_: Request, error: Refusal) -> JSONResponse:
         content = {**error_content(error.kind, str(error)), **error.more}
         return JSONResponse(content, error.status, error.headers)
+
+    @app.exception_handler(Busy)
+    async def busy(request: Request, error: Busy) -> JSONResponse:
+        return await refusal(request, unavailable(settings, "busy", str(error)))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:

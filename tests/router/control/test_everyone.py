@@ -8,6 +8,7 @@ import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from services.router.workers.workers import State
 from tests.router.conftest import Running, StartWorker
 from tests.router.control.calling import call
 from tests.router.fake_worker import Handler, Seen
@@ -196,3 +197,35 @@ async def test_a_hanging_worker_costs_an_answer_only_its_own_part(
     async with router.http.get(f"{router.url}/v1/models", timeout=timeout) as answer:
         said = await answer.json()
     assert said["data"] == [model] and "0.2 s" in said["errors"][hung.url]
+
+
+async def test_a_clients_key_for_the_engines_goes_with_what_it_asks(router: Running, start_worker: StartWorker) -> None:
+    plain = await start_worker(answers({"/v1/models": {"object": "list", "data": []}}))
+    keyed = await start_worker(answers({"/v1/models": {"object": "list", "data": []}}))
+    await router.add(plain)
+    worker_id = (await call(router, "POST", "/workers", {"url": keyed.url, "api_key": "k3y"}))[1]["id"]
+    await router.until_state(worker_id, State.READY)
+    assert (await call(router, "GET", "/v1/models", Authorization="Bearer sk-user"))[0] == 200
+    assert plain.requests[0].header(b"authorization") == [b"Bearer sk-user"]
+    assert keyed.requests[0].header(b"authorization") == [b"Bearer k3y"]
+
+
+async def test_as_many_askers_as_may_be_and_no_more(
+    router: Running, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.router.control.fan_out.MAX_READERS", 2)
+    release = asyncio.Event()
+
+    async def slow(seen: Seen) -> None:
+        await release.wait()
+        await answers({"/v1/models": {"data": []}})(seen)
+
+    worker = await start_worker(slow)
+    await router.add(worker)
+    first = [asyncio.create_task(call(router, "GET", "/v1/models")) for _ in range(2)]
+    await worker.arrived(2)
+    status, said = await call(router, "GET", "/v1/models")
+    assert status == 503 and said["error"]["type"] == "busy"
+    release.set()
+    assert [(await task)[0] for task in first] == [200, 200]
+    assert (await call(router, "GET", "/v1/models"))[0] == 200

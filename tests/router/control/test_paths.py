@@ -1,6 +1,8 @@
 """Which paths the router answers, refuses and passes on."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.router.http.paths import PathKind, kind_of
 
@@ -114,3 +116,24 @@ def test_what_means_all_workers_or_the_router_stays(path: str) -> None:
 
 def test_a_path_of_many_escapes_is_read_in_no_time() -> None:
     assert kind_of("/%" + "25" * 30_000 + "41") is PathKind.ADMIN
+
+
+@st.composite
+def disguised(draw: st.DrawFn) -> str:
+    """An admin path as somebody might write it who wants it passed on."""
+    path = draw(st.sampled_from(ADMIN))
+    chars = [
+        draw(st.sampled_from([char, char.upper(), f"%{ord(char):02x}", f"%25{ord(char):02X}"])) for char in path[1:]
+    ]
+    before = draw(st.sampled_from(["/", "//", "/./", "/x/../", "/%2e/", "/;/../", "\\\\", "/%2f"]))
+    return before + "".join(chars) + draw(st.sampled_from(["", "/", ";a=b", "/.", "%20", "//x/.."]))
+
+
+@given(disguised())
+def test_no_disguise_gets_an_admin_path_passed_on(path: str) -> None:
+    assert kind_of(path) is not PathKind.PASS
+
+
+@given(st.text(max_size=60))
+def test_every_path_has_a_meaning(path: str) -> None:
+    assert kind_of("/" + path) in PathKind
