@@ -27,7 +27,7 @@ Look
 Run one service by hand, or under systemd
   metrics   takes in every log line and number, and hands rows to files, wandb and dashboards; with --port P and no
             --config it runs alone, for many runs and for whatever posts JSON lines
-  router    the HTTP proxy in front of the engines
+  router    the HTTP proxy in front of the engines; with --port P and no --config it runs alone, before any SGLang fleet
   rollout   prompts, sampling, rewards, evaluation, and the engines themselves
   trainer   the policy, its optimiser and the training loop (--rank N for one of several)
 
@@ -39,6 +39,7 @@ Examples
   furlong status --run-dir runs/short
   furlong tail --run-dir runs/short --level warning
   furlong metrics --port 8660 --dir kept
+  furlong router --port 30000 --worker-urls http://10.0.0.5:30000 http://10.0.0.6:30000
   furlong config --config examples/arithmetic/config.toml --lr 3e-4
   furlong up --help          every flag, with its default
 
