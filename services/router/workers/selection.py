@@ -41,6 +41,8 @@ class Selection:
             settings.policy, bounded_load=settings.bounded_load, random_source=random_source
         )
         self._all: Groups | None = None
+        """None: to be sorted anew."""
+        self._by_priority: dict[int, Group[Worker]] = {}
         self._labelled: dict[Labels, Groups] = {}
         self._open: set[Worker] = set()
         self._turn = 0
@@ -113,22 +115,27 @@ class Selection:
         return None
 
     def _groups(self, labels: Labels) -> Groups:
+        everyone = self._all if self._all is not None else self._sort()
         if not labels:
-            if self._all is None:
-                self._all = _by_priority(w for w in self._registered() if w.state is State.READY)
-            return self._all
+            return everyone
         found = self._labelled.get(labels)
         if found is None:
-            everyone = (worker for group in self._groups(frozenset()) for worker in group.workers)
-            found = _by_priority(worker for worker in everyone if labels <= worker.label_set)
+            fitting = ((group, [w for w in group.workers if labels <= w.label_set]) for group in everyone)
+            found = tuple(group.part(workers) for group, workers in fitting if workers)
             if len(self._labelled) >= MAX_KEPT_LABEL_SETS:  # clients make them up
                 self._labelled.clear()
             self._labelled[labels] = found
         return found
 
-
-def _by_priority(workers: Iterable[Worker]) -> Groups:
-    sorted_in: dict[int, list[Worker]] = {}
-    for worker in workers:
-        sorted_in.setdefault(worker.priority, []).append(worker)
-    return tuple(Group(sorted_in[priority]) for priority in sorted(sorted_in, reverse=True))
+    def _sort(self) -> Groups:
+        by_priority: dict[int, list[Worker]] = {}
+        for worker in self._registered():
+            if worker.state is State.READY:
+                by_priority.setdefault(worker.priority, []).append(worker)
+        rings = {priority: group.last_ring for priority, group in self._by_priority.items()}
+        self._by_priority = {
+            priority: Group(by_priority[priority], ring=rings.get(priority))
+            for priority in sorted(by_priority, reverse=True)
+        }
+        self._all = tuple(self._by_priority.values())
+        return self._all

@@ -21,13 +21,15 @@ T = TypeVar("T", bound=Candidate)
 
 
 class Group(Generic[T]):
-    """Workers of one priority. The ring is made when it is first asked for, and kept."""
+    """Workers of one priority. The ring is brought up to date when it is first asked for."""
 
-    __slots__ = ("_full", "_ring", "workers")
+    __slots__ = ("_full", "_old_ring", "_ring", "workers")
 
-    def __init__(self, workers: Sequence[T], *, full: "Group[T] | None" = None) -> None:
+    def __init__(self, workers: Sequence[T], *, full: "Group[T] | None" = None, ring: Ring[T] | None = None) -> None:
+        """ring: that of the workers before, which few have left or joined since; it is this group's from now on."""
         self.workers = workers
         self._full = full
+        self._old_ring = ring
         self._ring: Ring[T] | None = None
 
     @property
@@ -36,8 +38,14 @@ class Group(Generic[T]):
         if self._full is not None:
             return self._full.ring
         if self._ring is None:
-            self._ring = Ring([(worker.name, worker) for worker in self.workers])
+            self._ring = self._old_ring or Ring({})
+            self._ring.set_members({worker.name: worker for worker in self.workers})
         return self._ring
+
+    @property
+    def last_ring(self) -> Ring[T] | None:
+        """The ring for whoever comes after; None: none was needed yet."""
+        return self._ring or self._old_ring
 
     @property
     def members(self) -> Collection[T] | None:
@@ -46,7 +54,7 @@ class Group(Generic[T]):
 
     def part(self, workers: Sequence[T]) -> "Group[T]":
         """Some of its workers, in whose ring nobody moves who need not."""
-        return Group(workers, full=self)
+        return Group(workers, full=self._full or self)
 
 
 Choose = Callable[[Group[T], bytes, int], T | None]

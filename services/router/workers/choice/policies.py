@@ -73,10 +73,10 @@ def by_affinity(group: Group[T], key: bytes, limit: int, *, bounded_load: float)
     (Mirrokni, Thorup, Zadimoghaddam: Consistent Hashing with Bounded Loads, 2016). Without a key: the least in flight.
     """
     workers = group.workers
-    fallback = least_in_flight(workers, limit)
-    if not key or fallback is None:
-        return fallback
+    if not key or not workers:
+        return least_in_flight(workers, limit)
     members = group.members
+    fallback: T | None = None
     most = 0
     for worker in group.ring.walk(key):
         if members is not None and worker not in members:
@@ -85,7 +85,9 @@ def by_affinity(group: Group[T], key: bytes, limit: int, *, bounded_load: float)
         if in_flight == 0:
             return worker
         if not most:
-            most = math.ceil(bounded_load * (sum([w.in_flight for w in workers]) + 1) / len(workers))
-        if in_flight < most and in_flight < limit:
+            most = min(limit, math.ceil(bounded_load * (sum([w.in_flight for w in workers]) + 1) / len(workers)))
+        if in_flight < most:
             return worker
+        if fallback is None and (fallback := least_in_flight(workers, limit)) is None:
+            return None  # all are at the limit: not worth walking the whole ring for
     return fallback

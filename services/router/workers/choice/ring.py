@@ -7,14 +7,15 @@ import functools
 import hashlib
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 POINTS = 128
+FEW = 16 * POINTS
+"""Points that are quicker taken out one by one."""
 _PER_DIGEST = 8
-_INDEX_BITS = 32
 _KEY_SALT = b"furlong key"
 _NAME_SALT = b"furlong member"
 
@@ -22,31 +23,51 @@ _NAME_SALT = b"furlong member"
 class Ring(Generic[T]):
     """Members by name, on a ring of 64-bit points."""
 
-    __slots__ = ("_num_members", "_owners", "_points")
+    __slots__ = ("_members", "_name_at", "_points")
 
-    def __init__(self, members: Sequence[tuple[str, T]]) -> None:
-        packed = sorted(
-            [(point << _INDEX_BITS) | index for index, (name, _) in enumerate(members) for point in _points_of(name)]
-        )
-        mask = (1 << _INDEX_BITS) - 1
-        self._points = [entry >> _INDEX_BITS for entry in packed]
-        self._owners = [members[entry & mask][1] for entry in packed]
-        self._num_members = len(members)
+    def __init__(self, members: Mapping[str, T]) -> None:
+        self._members: Mapping[str, T] = {}
+        self._points: list[int] = []
+        self._name_at: dict[int, str] = {}
+        self.set_members(members)
+
+    def set_members(self, members: Mapping[str, T]) -> None:
+        """Who is there from now on. Cheap for few that come and go: a thousand members have 128,000 points."""
+        gone = self._members.keys() - members.keys()
+        new = members.keys() - self._members.keys()
+        if gone:
+            self._remove({point for name in gone for point in _points_of(name)})
+        if new:
+            added = {point: name for name in sorted(new) for point in _points_of(name)}
+            self._name_at.update(added)
+            self._points = sorted(self._points + sorted(added))  # two sorted runs, which sorting merges
+        self._members = members
+
+    def _remove(self, points: set[int]) -> None:
+        if len(points) > FEW:
+            self._points = [point for point in self._points if point not in points]
+        else:
+            for point in points:
+                del self._points[bisect_left(self._points, point)]
+        for point in points:
+            del self._name_at[point]
 
     def walk(self, key: bytes) -> Iterator[T]:
         """Every member once: the key's own, then in the order in which they would take over."""
-        owners, size = self._owners, len(self._owners)
+        points, name_at, members = self._points, self._name_at, self._members
+        size = len(points)
         if not size:
             return
-        at = bisect_left(self._points, hash_of(key)) % size
-        yield owners[at]
-        seen = {id(owners[at])}
+        at = bisect_left(points, hash_of(key)) % size
+        name = name_at[points[at]]
+        yield members[name]
+        seen = {name}
         for step in range(1, size):
-            owner = owners[(at + step) % size]
-            if id(owner) not in seen:
-                yield owner
-                seen.add(id(owner))
-                if len(seen) == self._num_members:
+            name = name_at[points[(at + step) % size]]
+            if name not in seen:
+                yield members[name]
+                seen.add(name)
+                if len(seen) == len(members):
                     return
 
 
