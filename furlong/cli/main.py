@@ -3,8 +3,9 @@
 Imports nothing but the standard library before it knows which command is wanted.
 """
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 HELP = """\
 Furlong post-trains language models with reinforcement learning: a trainer, a rollout, a router and a metrics
@@ -98,10 +99,24 @@ def _find(name: str) -> Command | None:
 
         return sinks
     if name in SERVICES:
-        from furlong.cli.one_service import run_service
+        with _without_rich():
+            from furlong.cli.one_service import run_service
 
         return lambda arguments: run_service(name, arguments)
     return _version if name in ("version", "--version") else None
+
+
+@contextlib.contextmanager
+def _without_rich() -> Generator[None]:
+    """structlog imports rich where it is installed, for colours that no service prints: 4 MB of each process."""
+    had = sys.modules.get("rich")
+    sys.modules["rich"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["rich"]
+        if had is not None:
+            sys.modules["rich"] = had
 
 
 def _version(arguments: Sequence[str]) -> int:

@@ -14,11 +14,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from furlong.config.errors import ConfigError, Problem, is_secret_name
+from furlong.config.flagwords import Tree, read_words
 from furlong.config.miles import instead_of
 from furlong.config.rules import check, resolve
 from furlong.config.sections import Also, RunConfig
-
-Tree = dict[str, Any]  # Any: what TOML or a flag may hold, before it is validated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +57,8 @@ def read_flags(
     """
     _refuse_secrets(flags)
     _refuse_unknown(flags, own, prefix)
+    if offered is not None and not {"-h", "--help"} & set(flags):
+        return read_words(flags, tree=tree, offered=offered)
     return _parse_flags(tree, flags, prog=prog, description=description, offered=offered, own=own, prefix=prefix)
 
 
