@@ -1,7 +1,10 @@
 """The router of a real run is killed or stopped in the middle: it comes back, and the run's numbers are the same."""
 
 import os
+import shutil
 import signal
+import socket
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -76,3 +79,24 @@ def test_a_router_with_a_token_serves_its_run_and_nobody_else(start: Start, whol
     end_router(up, signal.SIGKILL)
     same_as(whole_run, up)
     assert not any("open-sesame" in path.read_text() for path in up.run_dir.log("x").parent.iterdir())
+
+
+@pytest.mark.slow
+def test_a_router_of_two_processes_comes_back_at_its_port(start: Start, whole_run: Up) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    up = start("--router-processes", "2", "--router-port", str(port)).wait_for("iter 1/4")
+    end_router(up, signal.SIGKILL)
+    same_as(whole_run, up)
+    assert up.stdout.count(f"http://127.0.0.1:{port}") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_a_run_over_https(start: Start, whole_run: Up, tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=somewhere.example"]
+    subprocess.run([*make, "-keyout", str(key), "-out", str(cert)], check=True, timeout=30, capture_output=True)
+    up = start("--router-tls-cert", str(cert), "--router-tls-key", str(key))
+    same_as(whole_run, up)
+    assert "https://127.0.0.1:" in up.stdout
