@@ -1,6 +1,7 @@
 """Paths of one engine that mean all engines here."""
 
 import asyncio
+import time
 from collections.abc import Mapping
 
 import aiohttp
@@ -8,6 +9,7 @@ import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from services.router.control.fan_out import FanOut
 from services.router.workers.workers import State
 from tests.router.conftest import Running, StartWorker
 from tests.router.control.calling import call
@@ -125,9 +127,12 @@ async def test_models_of_all_workers_each_once(router: Running, start_worker: St
     broken = await start_worker(answers({"/v1/models": ["?"]}))
     for worker in (first, second, broken):
         await router.add(worker)
+    not_ready = await start_worker()
+    not_ready.ready_status = b"503 Starting"
+    await router.add(not_ready, until_ready=False)
     status, said = await call(router, "GET", "/v1/models")
     assert status == 200 and said["object"] == "list" and said["data"] == [one, two]
-    assert list(said["errors"]) == [broken.url]
+    assert list(said["errors"]) == [broken.url] and not_ready.requests == []
 
 
 async def test_loads_of_all_workers_are_marked_with_their_worker(router: Running, start_worker: StartWorker) -> None:
@@ -197,6 +202,19 @@ async def test_a_hanging_worker_costs_an_answer_only_its_own_part(
     async with router.http.get(f"{router.url}/v1/models", timeout=timeout) as answer:
         said = await answer.json()
     assert said["data"] == [model] and "0.2 s" in said["errors"][hung.url]
+
+
+async def test_waiting_for_a_turn_counts_in_the_time_that_an_answer_may_take(
+    router: Running, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.router.control.fan_out.READ_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("services.router.control.fan_out.MAX_READS", 1)
+    hung = [await start_worker(never) for _ in range(4)]
+    for worker in hung:
+        await router.add(worker)
+    began = time.monotonic()
+    said = await FanOut().read(router.listening.router.workers.all(), "/metrics")
+    assert len(said) == 4 and not any(told.good for told in said) and time.monotonic() - began < 0.9
 
 
 async def test_a_clients_key_for_the_engines_goes_with_what_it_asks(router: Running, start_worker: StartWorker) -> None:

@@ -139,6 +139,8 @@ async def test_unknown_control_calls_are_json(router: Running) -> None:
     assert (await call(router, "GET", "/router/nothing"))[0] == 404
     status, said = await call(router, "PUT", "/workers")
     assert status == 405 and said["error"]["type"] == "method_not_allowed"
+    answer = await exchange(router.port, get(b"/workers", method=b"PUT"))
+    assert answer.header(b"allow") == [b"GET, POST"]
 
 
 async def test_hosts_outside_the_allow_list_are_400(start_router: StartRouter) -> None:

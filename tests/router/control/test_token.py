@@ -44,7 +44,8 @@ def test_only_the_token_is_allowed(file: Path) -> None:
         assert not token.allows(headers(wrong))
     assert not token.allows([])
     assert not token.allows([(b"authorization", FIRST.encode())])
-    assert not token.allows([(b"authorization", f"Basic {FIRST}".encode())])
+    for scheme in ("Basic", "Digest"):
+        assert not token.allows([(b"authorization", f"{scheme} {FIRST}".encode())])
     assert not token.allows(headers(FIRST) * 2)
 
 
