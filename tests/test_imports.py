@@ -21,8 +21,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "tokenizers": ("services.rollout",),
     "wandb": ("services.metrics",),
     "fastapi": ("services.metrics", "services.router", "services.rollout.engine"),
-    "uvicorn": ("services.metrics", "services.router", "services.rollout.engine"),
-    "aiohttp": ("services.rollout", "services.router", "services.metrics"),
+    "uvicorn": ("services.metrics", "services.rollout.engine"),
+    "uvloop": ("services.router", "services.rollout"),
+    "httptools": ("services.router.http",),
+    "aiohttp": ("services.rollout", "services.metrics"),
     "tensorboardX": ("services.metrics",),
     "mlflow": ("services.metrics",),
     "prometheus_client": ("services.metrics.prometheus", "services.metrics.engines.exposition"),  # writes; reads

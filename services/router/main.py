@@ -22,6 +22,7 @@ from furlong.service import ServiceContext, run_async
 from furlong.v1 import router_pb2_grpc
 from services.router.control.app import control_app
 from services.router.control.grpc_service import NAME, RouterServicer
+from services.router.footprint import settle
 from services.router.http.front import Front
 from services.router.http.server import bind, on_socket, serve_http
 from services.router.introduction import introduced
@@ -155,6 +156,7 @@ async def _serve(context: ServiceContext, *, logging: Logging) -> AsyncGenerator
         places = {"grpc": running.grpc, "http": running.http}
         addresses.publish(context.run_dir, context.instance, **places, extra=_told_besides(config))
         log.info("router_listening", http=running.http, grpc=running.grpc)
+        settle()
         yield
 
 

@@ -47,7 +47,6 @@ class Bridge(Exchange):
     def start(self) -> None:
         """Run the application once the body is whole."""
         request = self.request
-        self._pieces, request.pieces = request.pieces, []
         if request.whole and request.size_bytes <= self._settings.max_control_body_bytes:
             self._run()
         elif max(request.size_bytes, request.content_length or 0) > self._settings.max_control_body_bytes:
@@ -55,9 +54,8 @@ class Bridge(Exchange):
         else:
             self.to.deadline = time.monotonic() + self._settings.idle_timeout_s
 
-    def on_body(self, piece: bytes) -> None:
-        """More of the body."""
-        self._pieces.append(piece)
+    def on_body(self) -> None:
+        """More of the body is there."""
         self.to.deadline = time.monotonic() + self._settings.idle_timeout_s
         if self.request.size_bytes > self._settings.max_control_body_bytes:
             self._too_large()
@@ -96,7 +94,6 @@ class Bridge(Exchange):
             self.refuse(503, "stopping", "the router is stopping, or the answer took too long")
 
     def _too_large(self) -> None:
-        self._pieces = []
         self.on_bad_body(body_too_large(self._settings.max_control_body_bytes))
 
     # The application's side
@@ -146,9 +143,7 @@ class Bridge(Exchange):
     async def _receive(self) -> Message:
         if not self._got_body:
             self._got_body = True
-            body = b"".join(self._pieces)
-            self._pieces = []
-            return {"type": "http.request", "body": body, "more_body": False}
+            return {"type": "http.request", "body": self.request.take_body(), "more_body": False}
         await self._gone.wait()
         return {"type": "http.disconnect"}
 

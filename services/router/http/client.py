@@ -41,6 +41,7 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_ahead",
+        "_ahead_bytes",
         "_arrived",
         "_beginning",
         "_deaf",
@@ -81,6 +82,7 @@ class ClientConnection(asyncio.Protocol):
         """Requests that are whole and wait their turn."""
         self._ahead: list[bytes] = []
         """Bytes behind the request that is being answered."""
+        self._ahead_bytes = 0
         self._head_bytes = 0
         self._head_timed = False
         self._beginning = False
@@ -207,7 +209,8 @@ class ClientConnection(asyncio.Protocol):
             self._read(data)
         else:
             self._ahead.append(data)
-            if sum(map(len, self._ahead)) > MAX_AHEAD_BYTES:
+            self._ahead_bytes += len(data)
+            if self._ahead_bytes > MAX_AHEAD_BYTES:
                 self.pause()
 
     def eof_received(self) -> bool:
@@ -260,8 +263,11 @@ class ClientConnection(asyncio.Protocol):
                 self._not_http(error)
         if self._head_bytes > self._server.limits.max_head_bytes and not self._deaf:
             self._object(self._server.head_too_large)
-        if self.exchange is None:
+        exchange = self.exchange
+        if exchange is None:
             self._go_on()
+        elif exchange.request is self._reading and exchange.request.pieces:
+            exchange.on_body()
 
     def _not_http(self, error: httptools.HttpParserError) -> None:
         self._object(Objection(400, "bad_request", f"this is not HTTP/1.1: {error}"))
@@ -293,6 +299,7 @@ class ClientConnection(asyncio.Protocol):
             elif self._ahead and not self._deaf:
                 data = b"".join(self._ahead)
                 self._ahead.clear()
+                self._ahead_bytes = 0
                 self.resume()
                 self._read(data)
             elif self._reading is not None and self._reading.method and self._reading.ready:
@@ -376,14 +383,10 @@ class ClientConnection(asyncio.Protocol):
         if reading is None or self._deaf:
             return
         reading.size_bytes += len(piece)
+        reading.pieces.append(piece)
         limit = self._server.limits.max_body_bytes
-        exchange = self.exchange
         if limit and reading.size_bytes > limit:
             self._object(body_too_large(limit))
-        elif exchange is not None and exchange.request is reading:
-            exchange.on_body(piece)
-        else:
-            reading.pieces.append(piece)
 
     def on_message_complete(self) -> None:
         reading = self._reading
@@ -395,6 +398,8 @@ class ClientConnection(asyncio.Protocol):
             self._deaf = True
         exchange = self.exchange
         if exchange is not None and exchange.request is reading:
+            if reading.pieces:
+                exchange.on_body()
             exchange.on_body_end()
             return
         self._arrived.append(reading)

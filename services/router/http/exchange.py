@@ -127,9 +127,8 @@ class Exchange:
         """Begin to answer."""
         raise NotImplementedError
 
-    def on_body(self, piece: bytes) -> None:
-        """More of the body, of a request that was not whole when it began."""
-        self.request.pieces.append(piece)
+    def on_body(self) -> None:
+        """More of the body is there, of a request that was not whole when it began."""
 
     def on_body_end(self) -> None:
         """The body is whole."""

@@ -200,17 +200,15 @@ class Passage(Exchange):
         if connection.write_paused:
             self.to.pause()
 
-    def on_body(self, piece: bytes) -> None:
+    def on_body(self) -> None:
         """The client sent more."""
         connection = self._connection
         if self._sending and connection is not None:
-            self._pass_on(connection, piece)
+            self._pass_on(connection, self.request.take_body())
             if not self.status:
                 self._set_deadline(time.monotonic() + self._proxy.settings.idle_timeout_s)
             return
-        pieces = self.request.pieces
-        pieces.append(piece)
-        if sum(map(len, pieces)) > BUFFER_BYTES:
+        if self.request.size_bytes > BUFFER_BYTES:
             self.to.pause()
 
     def on_body_end(self) -> None:

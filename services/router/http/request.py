@@ -124,6 +124,12 @@ class Request:
             self.pieces = [b"".join(self.pieces)]
         return self.pieces[0] if self.pieces else b""
 
+    def take_body(self) -> bytes:
+        """The same, which is then no longer kept."""
+        body = self.body
+        self.pieces = []
+        return body
+
     def judge(self, *, method: bytes, version: str, keep_alive: bool, upgrade: bool, limits: Limits) -> None:
         """Sort the head. Sets `objection` if it is refused."""
         self.method = method.decode("ascii")

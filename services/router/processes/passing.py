@@ -16,6 +16,7 @@ from furlong import logs
 from furlong.config import RunConfig
 from furlong.rundir import RunDir
 from furlong.telemetry import Telemetry
+from services.router.footprint import settle
 from services.router.http.front import Front
 from services.router.http.server import Server, serve_http
 from services.router.processes.counts import SharedCounts, num_slots
@@ -76,6 +77,7 @@ class Passing:
         self._link.begin(self._on_frame, lambda: os._exit(0))  # then the primary is gone
         async with asyncio.timeout(REGISTRY_TIMEOUT_S):
             await self._first.wait()
+        settle()
         router = self._router
         tasks = [asyncio.create_task(router.tend()), asyncio.create_task(self._give_signs())]
         for task in tasks:
