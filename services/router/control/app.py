@@ -11,9 +11,10 @@ from fastapi.responses import JSONResponse
 
 from furlong import __version__
 from services.router.control.admin import AdminCalls
-from services.router.control.everyone import change_routes, read_routes
+from services.router.control.changes import abort_routes, flush_routes
 from services.router.control.fan_out import FanOut
 from services.router.control.gate import Gate
+from services.router.control.reads import load_routes, metric_routes, model_routes
 from services.router.control.refusals import handle_refusals
 from services.router.control.registration import old_routes, worker_routes
 from services.router.control.status import status_routes
@@ -42,8 +43,11 @@ def control_app(router: Router) -> FastAPI:
         worker_routes(router),
         old_routes(router),
         status_routes(router),
-        change_routes(router, fan_out),
-        read_routes(router, fan_out),
+        abort_routes(router, fan_out),
+        flush_routes(router, fan_out),
+        model_routes(router, fan_out),
+        load_routes(router, fan_out),
+        metric_routes(router, fan_out),
         metrics_routes(router),
     ):
         app.include_router(routes)

@@ -1,6 +1,6 @@
 """One request to many workers: bounded in time, size and number at once; a worker that fails is a result, not an error.
 
-Knows nothing of what is asked; `answers.py` joins what was told.
+Knows nothing of what is asked; `joins.py` and `exposition.py` make one of what was told.
 """
 
 import asyncio
