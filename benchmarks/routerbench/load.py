@@ -26,6 +26,7 @@ from tests import tools
 
 T = TypeVar("T")
 CONNECT_AT_ONCE = 128
+KEPT_BYTES = 65536
 WRK_SCRIPT = """
 wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"
@@ -86,7 +87,7 @@ class Call(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self.size_bytes += len(body)
-        if len(self.start_of_body) < 4096:
+        if len(self.start_of_body) < KEPT_BYTES:
             self.start_of_body += body
 
     def on_message_complete(self) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 import sys
 import time
 import urllib.request
@@ -55,14 +56,16 @@ def peers() -> list[Peer]:
 
 
 @contextlib.contextmanager
-def workers(num: int, cpus: frozenset[int], folder: Path) -> Generator[list[str]]:
-    """Urls of fake workers."""
+def workers(
+    num: int, cpus: frozenset[int], folder: Path, *, by: signal.Signals = signal.SIGTERM
+) -> Generator[list[str]]:
+    """Urls of fake workers. by: what ends them."""
     tool = tools.find("fakeworker")
     command = tool.command if tool else (sys.executable, "-m", "benchmarks.routerbench.pyworker")
     with contextlib.ExitStack() as stack:
         urls = []
         for _ in range(num):
-            process = stack.enter_context(running(command, cpus=cpus, log=folder / "worker.log"))
+            process = stack.enter_context(running(command, cpus=cpus, log=folder / "worker.log", by=by))
             assert process.stdout
             urls.append(f"http://127.0.0.1:{int(process.stdout.readline())}")
         yield urls
@@ -122,7 +125,8 @@ def _ours_twice(port: int, urls: Sequence[str], folder: Path) -> list[str]:
 
 
 def _sglang_router(port: int, urls: Sequence[str], folder: Path) -> list[str]:
-    return [*_found("sglang-router"), "launch", *_rust(port, urls)]
+    """Without its breaker, which after a few broken answers refuses everything else that is asked of it."""
+    return [*_found("sglang-router"), "launch", *_rust(port, urls), "--disable-circuit-breaker"]
 
 
 def _smg(port: int, urls: Sequence[str], folder: Path) -> list[str]:

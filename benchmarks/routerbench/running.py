@@ -47,9 +47,14 @@ def raise_file_limit() -> None:
 
 @contextlib.contextmanager
 def running(
-    command: Sequence[str], *, cpus: frozenset[int], log: Path, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    *,
+    cpus: frozenset[int],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    by: signal.Signals = signal.SIGTERM,
 ) -> Generator[subprocess.Popen[str]]:
-    """A process while inside. Its stdout can be read; what it says on stderr goes to `log`."""
+    """A process while inside. Its stdout can be read; what it says on stderr goes to `log`. by: what ends it."""
     with log.open("ab") as errors:
         process = subprocess.Popen(
             command,
@@ -62,7 +67,7 @@ def running(
     try:
         yield process
     finally:
-        end(process)
+        end(process, by=by)
 
 
 def end(process: subprocess.Popen[str], *, by: signal.Signals = signal.SIGTERM) -> None:
