@@ -39,6 +39,8 @@ FAN_OUT = frozenset(
 """Paths that mean all workers."""
 NEED_NO_TOKEN = READINESS | (FAN_OUT - {"/flush_cache"}) | {"/healthz", "/metrics", "/readyz", "/router/openapi.json"}
 """Of those that the router answers. An abort of everything needs it all the same."""
+TELL_KEYS = frozenset(("/get_server_info", "/server_info"))
+"""Where engines show how they were started, their keys among it: whoever asks for that needs a key of his own."""
 MAX_UNQUOTES = 3
 
 _ADMIN_NAMES = frozenset(
@@ -119,6 +121,12 @@ def kind_of(path: str) -> PathKind:
     if "%" in plain or first in _ADMIN_NAMES or first.startswith(_ADMIN_PREFIXES):
         return PathKind.ADMIN
     return PathKind.PASS
+
+
+@functools.lru_cache(maxsize=256)
+def lends_key(path: str) -> bool:
+    """Whether a worker's own key goes with a request that somebody without one sent."""
+    return plain_path(path) not in TELL_KEYS
 
 
 def plain_path(path: str) -> str:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from services.router.http.connections import Connections
 from services.router.http.exchange import NoObserver, Observer
+from services.router.http.paths import lends_key
 from services.router.http.request import Request
 from services.router.http.wants import want_of
 from services.router.settings import RouterSettings
@@ -45,14 +46,14 @@ class Proxy:
 
     def lines_for(self, worker: Worker, request: Request) -> list[bytes]:
         """The headers that go on to a worker, as lines: its own key instead of the client's, never the router's."""
-        given = request.authorization
-        if given is None and worker.api_key is None:
-            return [*request.lines]
-        if worker.api_key is None and (given is None or self._token is None or not self._token.is_in(given)):
+        given, key = request.authorization, worker.api_key
+        if key is not None and not lends_key(request.place.path):
+            key = None
+        if key is None and (given is None or self._token is None or not self._token.is_in(given)):
             return [*request.lines]
         lines = [line for line in request.lines if line[:14].lower() != b"authorization:"]
-        if worker.api_key is not None:
-            lines.append(b"authorization: Bearer %b\r\n" % worker.api_key.encode("latin-1", "replace"))
+        if key is not None:
+            lines.append(b"authorization: Bearer %b\r\n" % key.encode("latin-1", "replace"))
         return lines
 
     def connections_to(self, worker: Worker) -> Connections:

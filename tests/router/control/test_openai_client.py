@@ -4,7 +4,9 @@ from pathlib import Path
 
 import openai
 import pytest
+from yarl import URL
 
+from services.router.workers.workers import State
 from tests.router.conftest import Running, StartRouter, StartWorker
 from tests.router.control.engine import Engine
 from tests.router.fake_worker import Seen
@@ -79,3 +81,20 @@ async def test_a_users_key_reaches_the_engine_and_the_routers_token_does_not(
         async with client_of(router, key=key) as client:
             await client.completions.create(model="tiny", prompt="count")
     assert engine.authorizations == [b"Bearer sk-user"]
+
+
+async def test_the_routers_key_for_an_engine_opens_generation_and_not_where_the_engine_shows_it(
+    router: Running, start_worker: StartWorker
+) -> None:
+    engine = Engine()
+    worker = await start_worker(engine)
+    async with router.http.post(f"{router.url}/workers", json={"url": worker.url, "api_key": "k3y"}) as answer:
+        await router.until_state((await answer.json())["id"], State.READY)
+    async with client_of(router) as client:
+        await client.completions.create(model="tiny", prompt="count")
+    for path in ("/server_info", "/get_server_info", "//server_info", "/%73erver_info"):
+        async with router.http.get(URL(router.url + path, encoded=True)) as answer:
+            await answer.read()
+    async with router.http.get(f"{router.url}/server_info", headers={"Authorization": "Bearer own"}) as answer:
+        assert answer.status == 200
+    assert engine.authorizations == [b"Bearer k3y", b"Bearer own"]
