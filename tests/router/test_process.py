@@ -111,6 +111,20 @@ async def test_start_publish_serve_and_end(spawn: Spawn, start_worker: StartWork
     assert addresses.read_addresses(process.run_dir) == {}
 
 
+async def test_a_router_that_was_killed_knows_its_workers_again(spawn: Spawn, start_worker: StartWorker) -> None:
+    first, worker = await started(spawn()), await start_worker()
+    await first.register(worker)
+    state = first.run_dir.router_state
+    await eventually(lambda: state.exists() and worker.url in state.read_text(), "the worker is written down")
+    first.popen.kill()
+    await first.ended()
+    second = await started(spawn())
+    async with asyncio.timeout(10):
+        while (await exchange(second.port, get(b"/readyz"))).status != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert (await exchange(second.port, post(b"/generate"))).status == 200
+
+
 async def test_a_taken_port_ends_the_process_with_its_name(spawn: Spawn) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -76,13 +76,12 @@ class StateFile:
         self._thread.shutdown(wait=False)
 
     async def _write(self) -> bool:
-        content = encode(self._records())
-        if content == self._written:
-            return True
+        records, last = self._records(), self._written
         self._written = None  # until it is known what stands there
         try:
             # One thread: a write that was given up ends before the next one begins.
-            await asyncio.get_running_loop().run_in_executor(self._thread, _replace, self._path, content)
+            loop = asyncio.get_running_loop()
+            content = await loop.run_in_executor(self._thread, _store, self._path, records, last)
         except OSError as error:
             if not self._failing:
                 log.error(
@@ -161,6 +160,10 @@ def _record(entry: dict[str, Any]) -> Record:  # Any: what JSON holds, checked h
     )
 
 
-def _replace(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, content, mode=0o600)
+def _store(path: Path, records: Sequence[Record], last: bytes | None) -> bytes:
+    """Write them unless the file has been `last` and is to be that still; what stands in it now."""
+    content = encode(records)
+    if content != last:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content, mode=0o600)
+    return content
