@@ -224,3 +224,14 @@ def test_off_loopback_with_a_token(tmp_path: Path, engine: str) -> None:
         assert b"worker" in ask(url, body, authorization="Bearer open-sesame")
     finally:
         service.end()
+
+
+def test_its_lines_reach_a_metrics_service(tmp_path: Path) -> None:
+    metrics = Alone(tmp_path / "metrics")
+    router = Alone(tmp_path / "router", "--metrics-addr", metrics.grpc, "--name", "front", service="router")
+    try:
+        told = f"{metrics.http}/api/logs?run=front"
+        until(lambda: b"router_listening" in ask(told), "its first line")
+    finally:
+        router.end()
+        metrics.end()
