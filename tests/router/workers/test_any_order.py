@@ -171,19 +171,27 @@ class AnyOrder(RuleBasedStateMachine):
             if worker is not None:
                 self.begun(worker, want, but_not)
 
-    @rule(want=WANTS, exclude=st.booleans(), limit_s=st.sampled_from([0.2, 1.0, 5.0]), fails_at_once=st.booleans())
-    def queue(self, want: Want, exclude: bool, limit_s: float, fails_at_once: bool) -> None:
+    @rule(
+        want=WANTS,
+        exclude=st.booleans(),
+        limit_s=st.sampled_from([0.2, 1.0, 5.0]),
+        fails_at_once=st.lists(st.booleans(), min_size=1, max_size=3),
+    )
+    def queue(self, want: Want, exclude: bool, limit_s: float, fails_at_once: list[bool]) -> None:
         but_not = tuple(self.model.current.values())[:1] if exclude else ()
-        deadline = self.clock.now + limit_s
-        request = Request(want, but_not, len(self.model.requests), deadline, fails_at_once)
+        for fails in fails_at_once:
+            number = len(self.model.requests)
+            self.join(Request(want, but_not, number, self.clock.now + limit_s, fails))
+
+    def join(self, request: Request) -> None:
         self.model.requests.append(request)
         try:
             request.ticket = self.workers.queue(
-                want,
+                request.want,
                 lambda worker: self.got(request, worker),
                 lambda reason: self.refused(request, reason),
-                but_not=but_not,
-                deadline=deadline,
+                but_not=request.but_not,
+                deadline=request.deadline,
             )
         except Refused:
             assert not request.num_callbacks
