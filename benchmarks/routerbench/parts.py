@@ -35,9 +35,10 @@ def rates(routed: Routed, effort: Effort) -> Figures:
     figures: Figures = {}
     load.closed_loop(routed.url, load.body(), concurrency=16, seconds=1)
     for concurrency in effort.concurrency:
-        before, wall = _cpu(routed), time.monotonic()
+        before, wall = _cpus(routed), time.monotonic()
         rate = load.closed_loop(routed.url, load.body(), concurrency=concurrency, seconds=effort.seconds)
-        used, wall = _cpu(routed) - before, time.monotonic() - wall
+        parts = [after - before.get(pid, 0.0) for pid, after in _cpus(routed).items()]
+        used, wall = sum(parts), time.monotonic() - wall
         figures |= {
             f"req/s c={concurrency}": rate.num_requests / rate.seconds,
             f"cpu/10k c={concurrency}": 1e4 * used / max(1, rate.num_requests),
@@ -45,6 +46,7 @@ def rates(routed: Routed, effort: Effort) -> Figures:
             f"p99 us c={concurrency}": rate.p99_us,
             f"errors c={concurrency}": rate.num_errors,
             f"cpus used c={concurrency}": used / wall,
+            f"busiest share c={concurrency}": max(parts) / used if used else 0.0,
         }
     return figures
 
@@ -143,7 +145,11 @@ PARTS: Mapping[str, Callable[[Routed, Effort], Figures]] = {
 
 
 def _cpu(routed: Routed) -> float:
-    return sum(cpu_s(routed.pid)) if routed.pid else 0.0
+    return sum(_cpus(routed).values())
+
+
+def _cpus(routed: Routed) -> dict[int, float]:
+    return cpu_s(routed.pid) if routed.pid else {}
 
 
 def _rss(routed: Routed, *, peak: bool = False) -> float:

@@ -95,9 +95,10 @@ def family_of(pid: int) -> list[psutil.Process]:
         return []
 
 
-def cpu_s(pid: int) -> list[float]:
-    """Processor seconds of each process of a family, to the nanosecond where the kernel tells."""
-    return [sum(_thread_s(thread) for thread in Path(f"/proc/{one.pid}/task").glob("*")) for one in family_of(pid)]
+def cpu_s(pid: int) -> dict[int, float]:
+    """Processor seconds of each process of a family, by pid; to the nanosecond where the kernel tells."""
+    tasks = {one.pid: Path(f"/proc/{one.pid}/task").glob("*") for one in family_of(pid)}
+    return {one: sum(map(_thread_s, threads)) for one, threads in tasks.items()}
 
 
 def _thread_s(thread: Path) -> float:

@@ -113,11 +113,12 @@ def _refused(results: Results) -> Verdict:
 
 
 def _scaling(results: Results) -> Verdict:
-    """Two processes by one. Where load and two processes want more than two processors, rates cannot show it: then by
-    the processor time of a request, times the share of the work that the less busy process had."""
+    """Two processes by one. Where load and two processes have not a processor each, rates cannot show it: then by the
+    processor time that a request takes of the busier process, whose core would be full first."""
     if not median(results, OURS_2, "apart"):
-        cost = median(results, OURS, "cpu/10k c=64") / median(results, OURS_2, "cpu/10k c=64")
-        return Verdict("two processes", 2 * cost, 1.7, "times one, by processor time", at_least=True)
+        of_busiest = median(results, OURS_2, "cpu/10k c=64") * median(results, OURS_2, "busiest share c=64")
+        times = median(results, OURS, "cpu/10k c=64") / of_busiest if of_busiest else math.nan
+        return Verdict("two processes", times, 1.7, "times one, by processor time", at_least=True)
     rates = median(results, OURS_2, "req/s c=64") / median(results, OURS, "req/s c=64")
     return Verdict("two processes", rates, 1.7, "times one, by requests a second", at_least=True)
 

@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -136,9 +136,9 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def router(folder: Path) -> AsyncGenerator[tuple[psutil.Process, str, str]]:
+async def router(folder: Path, flags: Sequence[str]) -> AsyncGenerator[tuple[psutil.Process, str, str]]:
     """A router in a process of its own, with its HTTP and gRPC address."""
-    command = [str(Path(sys.executable).with_name("furlong")), "router", "--dir", str(folder), *FLAGS]
+    command = [str(Path(sys.executable).with_name("furlong")), "router", "--dir", str(folder), *FLAGS, *flags]
     with (folder / "router.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: ASYNC220 (nothing runs yet)
     try:
@@ -159,7 +159,7 @@ async def gauges(http: aiohttp.ClientSession, url: str) -> tuple[float, float]:
     return sum(map(float, values["in_flight"])), sum(map(float, values["queue_length"]))
 
 
-async def chaos(folder: Path, *, seconds: float) -> None:
+async def chaos(folder: Path, *flags: str, seconds: float) -> None:
     """All of it."""
     seed = int(os.environ.get("FURLONG_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
     print(f"FURLONG_TEST_SEED={seed}")
@@ -168,7 +168,7 @@ async def chaos(folder: Path, *, seconds: float) -> None:
     for engine in engines:
         await engine.start()
     connector = aiohttp.TCPConnector(limit=0)
-    async with router(folder) as (process, url, address), aiohttp.ClientSession(connector=connector) as http:
+    async with router(folder, flags) as (process, url, address), aiohttp.ClientSession(connector=connector) as http:
         files_before = process.num_fds()
         rollout = Rollout(address, engines)
         await asyncio.gather(*(rollout.add(engine) for engine in engines))
@@ -224,8 +224,9 @@ async def watch(process: psutil.Process, over: asyncio.Event) -> tuple[float, fl
     files: list[int] = []
     while not over.is_set():
         await asyncio.sleep(0.25)
-        sizes.append(process.memory_info().rss / 2**20)
-        files.append(process.num_fds())
+        family = [process, *process.children()]
+        sizes.append(sum(one.memory_info().rss for one in family) / 2**20)
+        files.append(sum(one.num_fds() for one in family))
     return sizes[len(sizes) // 4], max(sizes), max(files)
 
 
@@ -258,3 +259,9 @@ async def test_requests_are_answered_once_while_engines_come_and_go(tmp_path: Pa
 @pytest.mark.timeout(240)
 async def test_requests_are_answered_once_through_a_minute_of_trouble(tmp_path: Path) -> None:
     await chaos(tmp_path, seconds=60.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+async def test_two_processes_of_a_router_are_one_through_all_of_it(tmp_path: Path) -> None:
+    await chaos(tmp_path, "--processes=2", seconds=20.0)
