@@ -13,11 +13,11 @@ import ipaddress
 import os
 import socket
 import ssl
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from services.router.http.tcp import keep_watch
 from services.router.http.tls import worker_context
 from services.router.http.upstream import Connection
 from services.router.workers.urls import WorkerUrl, refused_address
@@ -105,15 +105,6 @@ def ip_of(url: WorkerUrl) -> Address | None:
     except ValueError:
         return None
     return Address(socket.AF_INET if ip.version == 4 else socket.AF_INET6, (str(ip), url.port))
-
-
-def keep_watch(sock: socket.socket) -> None:
-    """A worker whose machine vanished says nothing, ever: let the kernel find out."""
-    if sys.platform == "linux":
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
 def _is_connected(sock: socket.socket) -> bool:

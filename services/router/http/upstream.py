@@ -6,17 +6,15 @@ an answer: who cannot take more says `pause`. Bytes of a body pass as they are; 
 
 import asyncio
 import socket
-import struct
-import sys
 from collections.abc import Callable
 from typing import Protocol, cast
 
 import httptools
 
 from services.router.http.headers import NOT_TO_CLIENT
+from services.router.http.tcp import acked_bytes
 
 MAX_HEAD_BYTES = 64 * 1024
-_BYTES_ACKED_OFFSET = 120  # of tcpi_bytes_acked in struct tcp_info, linux/tcp.h
 
 
 class UpstreamError(Exception):
@@ -262,17 +260,9 @@ class Connection(asyncio.Protocol):
         That the kernel's count includes the SYN leaves one byte of doubt, and one byte is no request. Under TLS the
         kernel counts more bytes than were written here, so that nothing is ever taken for proven.
         """
-        sock = self._transport.get_extra_info("socket")
-        if sys.platform != "linux" or sock is None:
-            return False
-        try:
-            described = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED_OFFSET + 8)
-        except OSError:
-            return False
-        if len(described) < _BYTES_ACKED_OFFSET + 8:
-            return False
-        (acked_bytes,) = struct.unpack_from("=Q", described, _BYTES_ACKED_OFFSET)
-        return bool(acked_bytes <= self._exchange_start_bytes + 1)
+        sock = self.sock()
+        acked = acked_bytes(sock) if sock is not None else None
+        return acked is not None and acked <= self._exchange_start_bytes + 1
 
     # httptools' calls
 
