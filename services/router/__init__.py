@@ -1,6 +1,5 @@
 """The router: which engine takes a request, and the pass-through that carries it there and back.
 
-`workers.py` decides (no I/O), `upstream.py` and `connections.py` speak HTTP to workers, `proxy.py` carries requests,
-`control.py` and `grpc_service.py` are the control surfaces, `front.py` tells their paths apart, `main.py` is the
-process.
+`workers/` decides (no I/O), `http/` carries requests, `control/` is its own face over HTTP and gRPC, `watch/` tells of
+it, `processes/` are more than one of it, `router.py` is the whole without servers, `main.py` the process.
 """

@@ -44,11 +44,11 @@ async def test_flush_pause_and_abort(router: Running, sglang: Sglang) -> None:
     assert (await call(router, "POST", "/flush_cache"))[0] == 200
     long = {"text": "a", "rid": "x1", "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
     generation = asyncio.create_task(exchange(router.port, json_post("/generate", long), timeout_s=60))
-    busy = 200
+    status, said = 200, {}
     async with asyncio.timeout(20):
-        while busy == 200:  # until it runs
-            busy, said = await call(router, "GET", "/flush_cache")
-    assert busy == 400 and said["error"]["type"] == "flush_failed" and "Flush cache failed" in said["failed"][0][1]
+        while status == 200:  # until it runs
+            status, said = await call(router, "GET", "/flush_cache")
+    assert status == 400 and said["error"]["type"] == "flush_failed" and "Flush cache failed" in said["failed"][0][1]
     assert (await call(router, "POST", "/abort_request", {"rid": "x1"}))[0] == 200
     assert b'"type":"abort"' in (await generation).body
     header = {"x-furlong-worker": f"http://127.0.0.1:{sglang.port}"}
