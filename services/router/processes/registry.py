@@ -19,6 +19,8 @@ from services.router.workers.workers import Workers
 PATIENCE_S = 0.005
 """How long a request here waits for an older one elsewhere to take what both could have."""
 NS = 1e9
+First = tuple[int, int]
+"""A process in which a request waits, and since when."""
 
 
 class SharedLine(Line):
@@ -27,26 +29,46 @@ class SharedLine(Line):
     def __init__(self, counts: SharedCounts, serve: Callable[[], None]) -> None:
         self._counts = counts
         self._serve = serve
-        self._yields_to = (0, 0)
-        """The process and request that this one waits for."""
+        self._patient_with: First | None = None
+        """Whom this process lets go first, since there is something new to take."""
         self._patient_until = 0.0
+        self._given_up: First | None = None
+        """One that did not take what there was."""
+        self._timer: asyncio.TimerHandle | None = None
 
     def changed(self, queue: Queue) -> None:
         """Somebody joined or left the line here."""
         since = queue.first_since()
         self._counts.memory.set_waiting(self._counts.column, queue.num_waiting, int(since * NS) if since else 0)
 
+    def freed(self) -> None:
+        """There may be something new to take: patience begins anew."""
+        self._patient_with = None
+
     def another_first(self, since: float) -> bool:
         """Whether one that waits since then lets somebody in another process go first."""
         first = self._counts.first_elsewhere(int(since * NS))
-        if first is None:
+        if first is None or first == self._given_up:
             return False
         now = time.monotonic()
-        if first != self._yields_to:
-            self._yields_to, self._patient_until = first, now + PATIENCE_S
+        if first != self._patient_with:
+            self._patient_with, self._patient_until = first, now + PATIENCE_S
             self._counts.wake(first[0])
-            asyncio.get_running_loop().call_later(PATIENCE_S, self._serve)
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._look_again)
         return now < self._patient_until
+
+    def served(self, since: float) -> None:
+        """One that had waited since then got a worker: whoever should have been first had the time for it."""
+        first = self._counts.first_elsewhere(int(since * NS))
+        if first is not None and first == self._patient_with:
+            self._given_up = first
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self._serve()
+        if self._patient_with is not None and self._timer is None and time.monotonic() < self._patient_until:
+            self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._look_again)
 
 
 class SharedWorkers(Workers):
@@ -55,7 +77,7 @@ class SharedWorkers(Workers):
     def __init__(self, settings: RouterSettings, counts: SharedCounts, **more: Any) -> None:  # Any: as Workers has them
         super().__init__(settings, counts=counts, **more)
         self._shared = counts
-        self._queue.line = SharedLine(counts, self.recount)
+        self._line = self._queue.line = SharedLine(counts, self._queue.serve)
         self._breakers_seen = 0
 
     def take(self, want: Want = ANY, *, but_not: Collection[Worker] = ()) -> Worker | None:
@@ -78,6 +100,11 @@ class SharedWorkers(Workers):
         if self._queue.num_waiting + self._shared.num_waiting_elsewhere() >= limit:
             raise QueueFull(f"{limit} requests wait already, the limit --router-max-queued: send it again later")
         return super().queue(want, on_worker, on_refused, but_not=but_not, deadline=deadline)
+
+    def give_back(self, worker: Worker) -> None:
+        """The counterpart of `take`."""
+        self._line.freed()
+        super().give_back(worker)
 
     def answered(self, worker: Worker, status: int) -> None:
         """A whole answer came."""
@@ -122,4 +149,5 @@ class SharedWorkers(Workers):
             self._breakers_seen = seen
             for worker in self._current.values():
                 (self._selection.opened if worker.breaker.is_open else self._selection.closed)(worker)
+        self._line.freed()
         super().recount()

@@ -102,6 +102,9 @@ class Line(Protocol):
     def another_first(self, since: float) -> bool:
         """Whether one that has waited here since then lets somebody elsewhere go first."""
 
+    def served(self, since: float) -> None:
+        """One that had waited here since then got a worker."""
+
 
 class Queue:
     """The lines: one for each set of labels and of workers that are not wanted again; usually one."""
@@ -186,6 +189,8 @@ class Queue:
                 continue
             worker = self._choose(ticket.want, ticket.but_not)
             if worker is not None:
+                if self.line is not None:
+                    self.line.served(ticket.since)
                 self.take_out(ticket)
                 _tell(ticket.on_worker, worker)
                 return True
