@@ -222,6 +222,7 @@ def test_off_loopback_with_a_token(tmp_path: Path, engine: str) -> None:
         with pytest.raises(urllib.error.HTTPError, match="401"):
             ask(url, body)
         assert b"worker" in ask(url, body, authorization="Bearer open-sesame")
+        assert "num_workers=1" in furlong("status", "--run-dir", str(service.folder)).stdout
     finally:
         service.end()
 
