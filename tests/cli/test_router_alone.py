@@ -231,8 +231,8 @@ def test_its_lines_reach_a_metrics_service(tmp_path: Path) -> None:
     metrics = Alone(tmp_path / "metrics")
     router = Alone(tmp_path / "router", "--metrics-addr", metrics.grpc, "--name", "front", service="router")
     try:
-        told = f"{metrics.http}/api/logs?run=front"
-        until(lambda: b"router_listening" in ask(told), "its first line")
+        until(lambda: b'"front"' in ask(f"{metrics.http}/api/runs"), "the router is known")
+        until(lambda: b"router_listening" in ask(f"{metrics.http}/api/logs?run=front"), "its first line")
     finally:
         router.end()
         metrics.end()

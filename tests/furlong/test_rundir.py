@@ -15,6 +15,7 @@ def test_create_makes_every_folder_and_may_be_repeated(tmp_path: Path) -> None:
         run_dir.metrics_store,
         run_dir.spool,
         run_dir.rollout_store,
+        run_dir.router_state.parent,
         run_dir.log("x").parent,
     )
     assert all(folder.is_dir() for folder in folders)
