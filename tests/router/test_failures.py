@@ -10,6 +10,7 @@ from services.router.workers.workers import State
 from tests.router.conftest import Running, StartRouter, StartWorker
 from tests.router.fake_worker import FakeWorker, Seen
 from tests.router.raw_client import exchange, get, post
+from tests.router.test_keep_alive import trust
 from tests.router.waiting import eventually
 
 
@@ -34,6 +35,7 @@ async def test_a_post_is_never_run_twice(router: Running, start_worker: StartWor
 async def test_a_post_is_never_run_twice_on_a_kept_connection(router: Running, start_worker: StartWorker) -> None:
     worker = await start_worker()
     await router.add(worker)
+    trust(router)
     await exchange(router.port, post(b"/generate"))
     worker.handler = close_without_answer
     assert (await exchange(router.port, post(b"/generate"))).status == 502

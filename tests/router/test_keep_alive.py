@@ -51,10 +51,17 @@ async def test_requests_close_together_share_a_connection(start_router: StartRou
     router = await start_router()
     worker = await start_worker()
     await router.add(worker)
+    trust(router)
     for _ in range(50):
         async with router.http.post(f"{router.url}/generate", json={}) as answer:
             await answer.read()
     assert len({id(seen.writer) for seen in worker.requests}) == 1
+
+
+def trust(router: Running) -> None:
+    """As after a while, in which the workers were seen to keep connections."""
+    for worker in router.listening.router.workers.all():
+        router.listening.router.proxy.connections_to(worker).proven_s = 60.0
 
 
 class Asked:
@@ -133,7 +140,7 @@ async def test_a_worker_seen_closing_connections_is_given_fresh_ones(start_worke
     worker = await start_worker()
     worker.keep_alive_s = 0.05
     connections = Connections(parse_worker_url(worker.url), connect_timeout_s=1, idle_s=60)
-    assert connections.take() is None
+    assert connections.take(idempotent=True) is None
     connection = await connections.open()
     asked = Asked()
     connection.begin(asked, "GET")
@@ -143,4 +150,32 @@ async def test_a_worker_seen_closing_connections_is_given_fresh_ones(start_worke
     connections.put(connection, time.monotonic())
     await eventually(lambda: connection.lost, "the worker closed it")
     assert connections.idle_s < 0.05
-    assert connections.take() is None
+    assert connections.take(idempotent=True) is None
+
+
+async def test_an_end_that_nobody_has_read_yet_is_seen_before_the_connection_is_used() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = parse_worker_url(f"http://127.0.0.1:{server.getsockname()[1]}")
+        connections = Connections(url, connect_timeout_s=1, idle_s=60)
+        connection = await connections.open()
+        peer, _ = server.accept()
+        assert await ask(connection, peer) is None
+        connections.put(connection, time.monotonic() - 1.0)
+        peer.close()  # and the event loop does not run from here on
+        assert not connection.lost and connections.take(idempotent=True) is None
+
+
+async def test_a_post_gets_no_connection_that_was_unused_for_longer_than_the_worker_has_shown_to_bear() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = parse_worker_url(f"http://127.0.0.1:{server.getsockname()[1]}")
+        connections = Connections(url, connect_timeout_s=1, idle_s=60)
+        connection = await connections.open()
+        peer, _ = server.accept()
+        assert await ask(connection, peer) is None
+        connections.put(connection, time.monotonic() - 1.0)
+        assert connections.take(idempotent=False) is None  # nothing is known of this worker yet
+        assert 1.0 <= connections.proven_s < 2.0
+        assert connections.take(idempotent=True) is connection
+        connections.put(connection, time.monotonic() - 0.4)
+        assert connections.take(idempotent=False) is connection
+        peer.close()

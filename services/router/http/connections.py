@@ -2,7 +2,8 @@
 
 Knows addresses only; who gets which request is decided elsewhere. A request that may not run twice (POST) and a
 connection that the worker may be closing just now are a bad match, so a connection is kept much shorter than workers
-keep it, shorter still once a worker was seen closing one, and `upstream.NothingAccepted` proves the rest.
+keep it, shorter still once a worker was seen closing one; a request that must not be lost gets one that was unused no
+longer than half of what the worker has shown to bear; and `upstream.NothingAccepted` proves the rest.
 """
 
 import asyncio
@@ -21,6 +22,10 @@ from services.router.http.tcp import keep_watch
 from services.router.http.tls import worker_context
 from services.router.http.upstream import Connection
 from services.router.workers.urls import WorkerUrl, refused_address
+
+FIRST_TRUST_S = 0.0025
+"""How long a connection to a worker that nothing is known of may have been unused, to carry a request that must not be
+lost. After that it is trusted for half as long as connections to it were seen to live."""
 
 
 class NotOpened(Exception):
@@ -123,24 +128,40 @@ class Connections:
         self._connect_timeout_s = connect_timeout_s
         self._worker_ca = worker_ca
         self.idle_s = idle_s
+        """How long one is kept."""
+        self.proven_s = 0.0
+        """How long the worker was seen to leave an unused one open."""
         self.host = url.netloc.encode("ascii")
         """For Host headers."""
         self._unused: list[Connection] = []
         self._closed = False
 
-    def take(self) -> Connection | None:
-        """A connection that was used before and is not old; None: one has to be opened."""
-        unused = self._unused
-        if not unused:
-            return None
-        connection = unused.pop()
-        idle_s = time.monotonic() - connection.idle_since
-        if idle_s > self.idle_s:  # the newest is last: all are too old
-            self._close_all((connection, *unused))
-            self._unused = []
-            return None
-        connection.idle_s = idle_s
-        return connection
+    def take(self, *, idempotent: bool) -> Connection | None:
+        """A connection that was used before and may be used again; None: one has to be opened.
+
+        idempotent: the request may be sent twice, so that nothing is lost with a connection that the worker is just
+        closing. Others get none that was unused for more than half of what the worker is known to bear.
+        """
+        while self._unused:
+            connection = self._unused.pop()
+            idle_s = time.monotonic() - connection.idle_since
+            if idle_s > self.idle_s:  # the newest is last: all are too old
+                self._close_all((connection, *self._unused))
+                self._unused = []
+            elif idle_s <= FIRST_TRUST_S:
+                connection.idle_s = idle_s
+                return connection
+            elif connection.has_ended():  # which may have come unread, on a busy event loop
+                self._close_all((connection,))
+                self._keep_shorter(idle_s)
+            elif idempotent or idle_s <= self.proven_s / 2:
+                connection.idle_s = idle_s
+                return connection
+            else:
+                self.proven_s = max(self.proven_s, idle_s)
+                self._unused.append(connection)
+                return None
+        return None
 
     async def open(self) -> Connection:
         """A fresh connection. Raises NotOpened."""
@@ -158,7 +179,10 @@ class Connections:
 
     def drop_old(self) -> None:
         """Close what was unused for too long. The newest is last and is taken first, so that a burst's rest ages."""
-        limit = time.monotonic() - self.idle_s
+        now = time.monotonic()
+        if self._unused:  # whose end would have been told
+            self.proven_s = max(self.proven_s, now - self._unused[0].idle_since)
+        limit = now - self.idle_s
         keep = [c for c in self._unused if c.idle_since >= limit]
         if len(keep) != len(self._unused):
             self._close_all(c for c in self._unused if c.idle_since < limit)
@@ -182,6 +206,7 @@ class Connections:
 
     def _keep_shorter(self, seen_s: float) -> None:
         self.idle_s = min(self.idle_s, seen_s / 2)
+        self.proven_s = min(self.proven_s, seen_s)
 
     @staticmethod
     def _close_all(connections: Iterable[Connection]) -> None:

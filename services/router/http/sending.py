@@ -129,7 +129,8 @@ class Sending(Exchange):
         self._taken = True
         self.num_tries += 1
         self._connections = self._proxy.connections_to(worker)
-        connection = self._connections.take() if self.request.whole else None  # the rest can be sent only once
+        request = self.request  # if it is not whole it can be sent only once
+        connection = self._connections.take(idempotent=request.idempotent) if request.whole else None
         if connection is None:
             self._open()
         else:

@@ -4,8 +4,19 @@ import socket
 import struct
 import sys
 
+_STATE_ESTABLISHED = 1
 _STATE_CLOSE = 7  # tcpi_state, include/net/tcp_states.h
 _BYTES_ACKED_OFFSET = 120  # of tcpi_bytes_acked in struct tcp_info, linux/tcp.h
+
+
+def has_ended(sock: socket.socket) -> bool:
+    """Whether the other side has ended the connection, though nobody may have read that yet."""
+    if sys.platform != "linux":
+        return False
+    try:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _STATE_ESTABLISHED
+    except OSError:
+        return True
 
 
 def is_closed(sock: socket.socket) -> bool:

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 import httptools
 
 from services.router.http.headers import NOT_TO_CLIENT
-from services.router.http.tcp import acked_bytes
+from services.router.http.tcp import acked_bytes, has_ended
 
 MAX_HEAD_BYTES = 64 * 1024
 
@@ -162,6 +162,11 @@ class Connection(asyncio.Protocol):
         """The address that the connection went to."""
         peer = self._transport.get_extra_info("peername")
         return str(peer[0]) if peer else ""
+
+    def has_ended(self) -> bool:
+        """Whether the worker closed the connection, though the event loop may not have come to it yet."""
+        sock = self.sock()
+        return self.lost or (sock is not None and has_ended(sock))
 
     def sock(self) -> socket.socket | None:
         """The socket, to look at or to set."""

@@ -6,6 +6,7 @@ from services.router.workers.workers import State
 from tests.router.conftest import Running, StartRouter, StartWorker
 from tests.router.fake_worker import Seen
 from tests.router.raw_client import exchange, post
+from tests.router.test_keep_alive import trust
 from tests.router.waiting import eventually
 
 
@@ -70,6 +71,7 @@ async def test_failed_probes_take_a_worker_out_and_good_ones_bring_it_back(
 async def test_probes_and_requests_have_connections_of_their_own(router: Running, start_worker: StartWorker) -> None:
     worker = await start_worker()
     await router.add(worker)
+    trust(router)
     for _ in range(5):
         await exchange(router.port, post(b"/generate"))
     await eventually(lambda: len(worker.probes) >= 5, "five probes")
