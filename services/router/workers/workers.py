@@ -150,6 +150,7 @@ class Workers(Membership):
             log.warning("breaker_opened", worker=worker.worker_id, url=worker.name, error=error)
             if not worker.removed:
                 self._selection.opened(worker)
+                self._queue.serve()  # if nobody is well any more, those whose breaker is open serve again
 
     # Life
 

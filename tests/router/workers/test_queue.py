@@ -232,3 +232,15 @@ def test_a_worker_that_is_back_from_its_breaker_serves_the_line() -> None:
     assert waiting.got == []
     clock.go_on(0.2)
     assert waiting.got == [bad]
+
+
+def test_who_waits_for_the_last_that_was_well_is_served_when_that_one_fails_too() -> None:
+    workers = workers_at(Clock(), max_in_flight=2)
+    well, bad = ready(workers, 1), ready(workers, 2)
+    for _ in range(3):
+        workers.failed(bad, "answered 500")
+    assert [workers.take(), workers.take()] == [well, well]
+    line = [wait(workers), wait(workers)]
+    for _ in range(3):
+        workers.failed(well, "answered 500")
+    assert [each.got for each in line] == [[bad], [bad]]
