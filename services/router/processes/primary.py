@@ -217,6 +217,8 @@ class Primary:
         relay = self._relays[column] = RelayEnd(self._control, child.link.send)
         self._children[column] = child
         self._feed()
+        if self._stopping.is_set():
+            child.link.send({"stop": True})
         child.listen(lambda frame, blob: self._on_frame(child, relay, frame, blob))
         log.info("router_process_started", process=column, pid=child.popen.pid)
         return child

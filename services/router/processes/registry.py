@@ -97,9 +97,13 @@ class SharedWorkers(Workers):
     ) -> Ticket:
         """As `Workers.queue`; all processes together have so many places in line."""
         limit = self._settings.max_queued
-        if self._queue.num_waiting + self._shared.num_waiting_elsewhere() >= limit:
+        if self.num_waiting_everywhere() >= limit:
             raise QueueFull(f"{limit} requests wait already, the limit --router-max-queued: send it again later")
         return super().queue(want, on_worker, on_refused, but_not=but_not, deadline=deadline)
+
+    def num_waiting_everywhere(self) -> int:
+        """Requests that wait for a worker in all processes; `num_waiting` tells those of this one."""
+        return self._queue.num_waiting + self._shared.num_waiting_elsewhere()
 
     def give_back(self, worker: Worker) -> None:
         """The counterpart of `take`."""

@@ -67,6 +67,10 @@ def _of_whole(snapshot: Snapshot) -> Iterator[Family]:
     build = _gauge("build_info", "The version of the router.")
     build.add(label("version", __version__), 1)
     yield from (errors, retries, probes, opened, connections, waiting, build)
+    if "process_restarts" in snapshot:
+        restarts = _counter("process_restarts", "Processes of the router that ended and were started anew.")
+        restarts.add("", snapshot["process_restarts"])
+        yield restarts
 
 
 def _of_worker_requests(shown: Mapping[str, Mapping[str, Snapshot]]) -> Iterator[Family]:

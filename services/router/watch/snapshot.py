@@ -22,7 +22,7 @@ from services.router.watch.counters import Cell, OfWorker
 Snapshot = dict[str, Any]  # Any: JSON's own open tree
 COUNTED = (
     "cells", "gone", "of_worker", "errors", "retries", "probes_good", "probes_bad", "connections_opened",
-    "connections_closed",
+    "connections_closed", "process_restarts",
 )  # fmt: skip
 """What only grows."""
 

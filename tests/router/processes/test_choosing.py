@@ -6,7 +6,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tests.router.conftest import StartRouter, StartWorker
+from services.router.processes.registry import SharedWorkers
+from tests.router.conftest import Running, StartRouter, StartWorker
 from tests.router.fake_worker import Seen, answer_ok
 from tests.router.processes.talker import Talker, in_flight_ends, one_of_each, talkers
 from tests.router.waiting import eventually
@@ -27,6 +28,13 @@ class Busy:
         await asyncio.sleep(self.seconds)
         self.now -= 1
         await answer_ok(seen)
+
+
+async def until_waiting(router: Running, number: int) -> None:
+    """Wait until so many requests wait, over all processes."""
+    workers = router.listening.router.workers
+    assert isinstance(workers, SharedWorkers)
+    await eventually(lambda: workers.num_waiting_everywhere() == number, f"{number} wait")
 
 
 async def repeat(talker: Talker, times: int) -> list[int]:
@@ -125,9 +133,7 @@ async def test_a_freed_place_serves_who_waits_in_the_other_process_at_once(
             await holds.send("POST", "/generate", b"{}", headers="x-hold: 1\r\n")
             await worker.arrived(2 * turn + 1)
             await waits_for_it.send("POST", "/generate", b"{}")
-            workers = router.listening.router.workers
-            shared = workers._shared.memory  # type: ignore[attr-defined]
-            await eventually(lambda: shared.waiting(0) + shared.waiting(1) == 1, "it waits")
+            await until_waiting(router, 1)
             released = time.monotonic()
             release.set()
             assert (await waits_for_it.answer()).status == 200
@@ -148,16 +154,12 @@ async def test_who_waits_first_is_served_first_in_whatever_process(
 
     worker = await start_worker(held)
     await router.add(worker)
-    shared = router.listening.router.workers._shared.memory  # type: ignore[attr-defined]
     async with one_of_each(router) as both, talkers(router, 8) as made:
         await both[0].send("POST", "/generate", b"{}")
         await worker.arrived(1)
         for number, talker in enumerate(made):
             await talker.send("POST", "/generate", b"{}", headers=f"x-number: {number}\r\n")
-            await eventually(
-                lambda sent=number + 1: shared.waiting(0) + shared.waiting(1) == sent,  # type: ignore[misc]
-                "it waits",
-            )
+            await until_waiting(router, number + 1)
         assert len({talker.process for talker in made}) == 2
         release.set()
         for talker in made:
@@ -177,16 +179,12 @@ async def test_all_processes_together_have_so_many_places_in_line(
 
     worker = await start_worker(held)
     await router.add(worker)
-    shared = router.listening.router.workers._shared.memory  # type: ignore[attr-defined]
     async with talkers(router, 6) as made:
         await made[0].send("POST", "/generate", b"{}")
         await worker.arrived(1)
         for number, talker in enumerate(made[1:4]):
             await talker.send("POST", "/generate", b"{}")
-            await eventually(
-                lambda sent=number + 1: shared.waiting(0) + shared.waiting(1) == sent,  # type: ignore[misc]
-                "it waits",
-            )
+            await until_waiting(router, number + 1)
         refused = [await talker.generate() for talker in made[4:]]
         assert [(answer.status, answer.json["error"]["type"]) for answer in refused] == [(503, "queue_full")] * 2
         assert {talker.process for talker in made[4:]} == {talker.process for talker in made}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from furlong.rpc import PortTaken
+from furlong.addresses import PortTaken
 from services.router.http.server import bind
 from services.router.main import listening
 from tests.router.conftest import QUICK, StartRouter, StartWorker
@@ -34,7 +34,7 @@ async def test_64_connections_lie_evenly_and_new_ones_fill_what_left(start_route
             return sum(s.get("connections_opened", 0) - s.get("connections_closed", 0) for s in told)
 
         async with asyncio.timeout(10):
-            while await num_open() != 44:
+            while await num_open() != 44:  # noqa: ASYNC110  a snapshot is asked for, not told
                 await asyncio.sleep(0.01)
         async with talkers(router, 20) as more:
             left = [talker for talker in made if talker not in leaving]
