@@ -23,6 +23,10 @@ from furlong.rundir import RunDir, write_atomically
 log = structlog.get_logger()
 
 
+class PortTaken(Exception):
+    """The address to listen on cannot be had."""
+
+
 class NotReachable(Exception):
     """A service was waited for and did not appear in time."""
 

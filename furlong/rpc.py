@@ -14,7 +14,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from furlong.addresses import NotReachable, join_host_port
+from furlong.addresses import NotReachable, PortTaken, join_host_port
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest message either side takes; larger things are streamed."""
@@ -44,10 +44,6 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
     ("grpc.http2.max_ping_strikes", 0),
 ]
-
-
-class PortTaken(Exception):
-    """The address to listen on cannot be had."""
 
 
 def channel(address: str) -> grpc.Channel:

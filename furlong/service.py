@@ -16,11 +16,10 @@ from pathlib import Path
 import structlog
 
 from furlong import addresses, logs
-from furlong.addresses import NotReachable
+from furlong.addresses import NotReachable, PortTaken
 from furlong.config import ConfigError, RunConfig, to_toml
 from furlong.config.errors import refusal
 from furlong.process import STARTED_AGAIN, ExitCode, StopSignal
-from furlong.rpc import PortTaken
 from furlong.rundir import RunDir, write_atomically
 from furlong.telemetry import Telemetry
 

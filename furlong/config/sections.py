@@ -266,7 +266,7 @@ class RouterSection(Section):
     router_host: str = ""
     """Address that the router listens on. Empty: that of --host. Other than loopback needs --router-token-file."""
     router_grpc_port: Port = 0
-    """gRPC port. 0: a free one."""
+    """gRPC port. 0: a free one. A router alone answers gRPC only with this flag or --require-policy-version."""
     router_addr: str = ""
     """HTTP and gRPC address of a router that runs elsewhere, `http://HOST:PORT,HOST:GRPC_PORT`. Empty: found in the run
     directory. Of an https one --router-tls-cert may name a certificate to trust."""

@@ -3,8 +3,12 @@
 Asks with short limits and never waits for a service to come; a run that is dead is looked at just as well.
 """
 
+import json
 import os
+import ssl
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -123,7 +127,7 @@ def _look_at_instance(plan: ChildPlan, entry: Address | None, started: Started |
     """unready: the word for an instance that lives and does not serve."""
     if entry and entry.alive():
         uptime_s = time.time() - entry.process_started
-        state, details = _ask(plan.service, entry, entry.grpc, unready) if entry.grpc else ("running", {})
+        state, details = _ask(plan.service, entry, entry.grpc, unready) if entry.grpc else _ask_http(entry.http)
         return InstanceStatus(plan.instance, state, entry.pid, uptime_s, entry.grpc, entry.http, details)
     child = started.children.get(plan.instance) if started else None
     if child is None or not child.alive():
@@ -151,6 +155,22 @@ def _ask(service: str, entry: Address, address: str, unready: str) -> tuple[str,
     except grpc.RpcError as error:
         code = error.code().name if isinstance(error, grpc.Call) else "error"
         return "serving", {"status": f"did not say ({code})"}
+
+
+def _ask_http(http: str | None) -> tuple[str, dict[str, object]]:
+    """The same of a service without gRPC, a router alone: what it says to everybody, so that it is sent no secret."""
+    if not http:
+        return "running", {}
+    unchecked = ssl.create_default_context()
+    unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
+    handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=unchecked)
+    try:
+        with urllib.request.build_opener(*handlers).open(f"{http}/readyz", timeout=CALL_TIMEOUT_S) as answer:
+            return "serving", {"num_ready": json.loads(answer.read())["num_ready_workers"]}
+    except urllib.error.HTTPError as error:
+        return "serving", {"num_ready": 0} if error.code == 503 else {"status": f"answered {error.code}"}
+    except (OSError, ValueError, KeyError) as error:
+        return "running", {"status": f"did not say ({error})"}
 
 
 def _ask_metrics(address: str) -> dict[str, object]:

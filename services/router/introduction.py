@@ -31,8 +31,9 @@ def _lines(context: ServiceContext, own: Address) -> list[str]:
     token = f' -H "Authorization: Bearer $(cat {router.router_token_file})"' if router.router_token_file else ""
     num_workers = len(router.router_worker_urls)
     workers = f"; {num_workers} workers from --worker-urls" if num_workers else ""
+    grpc = f" and gRPC {own.grpc}" if own.grpc else ""
     return [
-        f"furlong router serves {own.http} and gRPC {own.grpc}; its workers are kept in {folder}{workers}",
+        f"furlong router serves {own.http}{grpc}; its workers are kept in {folder}{workers}",
         f'  register  curl {own.http}/workers{token} -d \'{{"url": "http://HOST:PORT"}}\'',
         f"  look      curl {own.http}/workers{token}",
         f"  use       {own.http}/v1/chat/completions, /generate and every other path of its workers",

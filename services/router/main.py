@@ -9,19 +9,18 @@ import socket
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
 
-from furlong import addresses, rpc
+from furlong import addresses
 from furlong.addresses import join_host_port
 from furlong.config import RunConfig
 from furlong.config.routerrules import router_host
 from furlong.folderlock import FolderLock
 from furlong.service import ServiceContext, run_async
-from furlong.v1 import router_pb2_grpc
 from services.router.control.app import control_app
-from services.router.control.grpc_service import NAME, RouterServicer
 from services.router.footprint import settle
 from services.router.http.front import Front
 from services.router.http.server import bind, on_socket, serve_http
@@ -32,6 +31,9 @@ from services.router.router import Router
 from services.router.settings import RouterSettings
 from services.router.watch.reporting import Recorder
 from services.router.watch.watching import watching
+
+if TYPE_CHECKING:
+    from furlong import rpc
 
 log = structlog.get_logger()
 
@@ -46,8 +48,8 @@ class Listening:
     router: Router
     http: str
     """Base address."""
-    grpc: str
-    """HOST:PORT."""
+    grpc: str | None
+    """HOST:PORT. None: it does not answer gRPC."""
     tasks: tuple["asyncio.Task[None]", ...]
     """Background tasks; none of them ends by itself."""
 
@@ -56,7 +58,7 @@ def main(config: RunConfig, *, rank: int, foreground: bool, alone: bool = False)
     """Run the router until it is asked to stop; the exit code. alone: of no run."""
     ships = not alone or bool(config.metrics.metrics_addr)
     logging = Logging(config=config.model_dump_json(), foreground=foreground, ships=ships)
-    serve = functools.partial(_serve, logging=logging)
+    serve = functools.partial(_serve, logging=logging, grpc_port=_grpc_port(config, alone=alone))
     return run_async(
         config,
         service="router",
@@ -73,7 +75,7 @@ async def listening(
     *,
     host: str,
     http_port: int,
-    grpc_port: int,
+    grpc_port: int | None,
     drain_s: float,
     sock: socket.socket | None = None,
     state_file: Path | None = None,
@@ -82,6 +84,7 @@ async def listening(
 ) -> AsyncGenerator[Listening]:
     """A router that answers on both surfaces while inside. Leaving it drains. Raises PortTaken, ConfigError.
 
+    grpc_port: None: it answers HTTP only.
     sock: one that listens already, instead of one at http_port.
     state_file: where the workers are kept over a restart; None: nowhere.
     recorder: where rows of the router's numbers go; None: nowhere.
@@ -90,15 +93,9 @@ async def listening(
     sock = sock or bind(host, http_port)
     primary = Primary(settings, drain_s=drain_s, logging=logging) if settings.processes > 1 else None
     router = Router(settings, state_file=state_file, workers=primary.workers if primary is not None else None)
-    servicer = RouterServicer(router)
     try:
         router.start()
-        grpc_server = await rpc.start_server(
-            lambda server: router_pb2_grpc.add_RouterServicer_to_server(servicer, server),
-            names=(NAME,),
-            host=host,
-            port=grpc_port,
-        )
+        grpc_server = await _start_grpc(router, host, grpc_port) if grpc_port is not None else None
     except BaseException:
         sock.close()
         await router.close()
@@ -116,14 +113,17 @@ async def listening(
                 drain_s=drain_s,
             ) as serving,
         ):
-            await grpc_server.set_serving(serving=True)
+            if grpc_server is not None:
+                await grpc_server.set_serving(serving=True)
             try:
-                yield Listening(router, http, grpc_server.address, (tend, serving, *watchers, *keepers))
+                grpc_address = grpc_server.address if grpc_server is not None else None
+                yield Listening(router, http, grpc_address, (tend, serving, *watchers, *keepers))
             finally:
                 router.stop_taking()
                 if primary is not None:
                     primary.stop()
-                await grpc_server.drain(min(1.0, drain_s))
+                if grpc_server is not None:
+                    await grpc_server.drain(min(1.0, drain_s))
     finally:
         tend.cancel()
         await router.close()
@@ -131,8 +131,30 @@ async def listening(
             primary.close()
 
 
+def _grpc_port(config: RunConfig, *, alone: bool) -> int | None:
+    """None: nobody needs it. Alone, only Furlong's rollout service does, which is told where it is."""
+    router = config.router
+    wanted = not alone or router.router_require_policy_version or "router_grpc_port" in router.model_fields_set
+    return router.router_grpc_port if wanted else None
+
+
+async def _start_grpc(router: Router, host: str, port: int) -> "rpc.Server":
+    """Answer furlong.v1.Router. gRPC is imported here: it takes 14 MB, which a router alone does without."""
+    from furlong import rpc
+    from furlong.v1 import router_pb2_grpc
+    from services.router.control.grpc_service import NAME, RouterServicer
+
+    servicer = RouterServicer(router)
+    return await rpc.start_server(
+        lambda server: router_pb2_grpc.add_RouterServicer_to_server(servicer, server),
+        names=(NAME,),
+        host=host,
+        port=port,
+    )
+
+
 @contextlib.asynccontextmanager
-async def _serve(context: ServiceContext, *, logging: Logging) -> AsyncGenerator[None]:
+async def _serve(context: ServiceContext, *, logging: Logging, grpc_port: int | None) -> AsyncGenerator[None]:
     _raise_file_limit()
     config = context.config
     stack = contextlib.AsyncExitStack()
@@ -144,7 +166,7 @@ async def _serve(context: ServiceContext, *, logging: Logging) -> AsyncGenerator
             RouterSettings.of(config),
             host=router_host(config),
             http_port=config.router.router_port,
-            grpc_port=config.router.router_grpc_port,
+            grpc_port=grpc_port,
             drain_s=DRAIN_SHARE * config.run.drain_budget_s,
             state_file=context.run_dir.router_state,
             recorder=context.telemetry,
@@ -153,8 +175,8 @@ async def _serve(context: ServiceContext, *, logging: Logging) -> AsyncGenerator
     ):
         for task in running.tasks:
             context.watch(task)
-        places = {"grpc": running.grpc, "http": running.http}
-        addresses.publish(context.run_dir, context.instance, **places, extra=_told_besides(config))
+        told = _told_besides(config)
+        addresses.publish(context.run_dir, context.instance, grpc=running.grpc, http=running.http, extra=told)
         log.info("router_listening", http=running.http, grpc=running.grpc)
         settle()
         yield

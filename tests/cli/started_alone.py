@@ -25,7 +25,8 @@ class Alone:
 
     @property
     def http(self) -> str:
-        return next(word for word in self.said().split() if word.startswith(("http://", "https://")))
+        words = (word.rstrip(";") for word in self.said().split())
+        return next(word for word in words if word.startswith(("http://", "https://")))
 
     @property
     def grpc(self) -> str:

@@ -16,6 +16,7 @@ from furlong.config import ConfigError
 from furlong.config.sections import RouterSection
 from furlong.config.sglrouter import INSTEAD, RENAMED, SWITCHES, VALUES
 from furlong.process import ExitCode
+from furlong.rpc import is_serving
 from tests.cli.started_alone import Alone
 from tests.cli.test_main import furlong
 from tests.metrics.running import until
@@ -78,8 +79,18 @@ def test_it_serves_the_workers_of_its_command_line(alone: Alone) -> None:
 
 def test_first_lines_say_where_it_is_and_what_to_do(alone: Alone) -> None:
     said = alone.said()
-    assert f"gRPC {alone.grpc}" in said and str(alone.folder) in said
+    assert str(alone.folder) in said and "gRPC" not in said
     assert f"curl {alone.http}/workers" in said and "/v1/chat/completions" in said
+
+
+@pytest.mark.parametrize("flag", ["--grpc-port=0", "--require-policy-version"])
+def test_it_answers_grpc_when_that_is_asked_for(tmp_path: Path, flag: str) -> None:
+    service = Alone(tmp_path / "kept", flag, service="router")
+    try:
+        assert f"gRPC {service.grpc}" in service.said()
+        assert is_serving(service.grpc, "furlong.v1.Router", timeout_s=5.0)
+    finally:
+        service.end()
 
 
 def test_a_second_router_in_a_folder_is_refused_naming_the_first(alone: Alone) -> None:
@@ -222,7 +233,8 @@ def test_off_loopback_with_a_token(tmp_path: Path, engine: str) -> None:
         with pytest.raises(urllib.error.HTTPError, match="401"):
             ask(url, body)
         assert b"worker" in ask(url, body, authorization="Bearer open-sesame")
-        assert "num_workers=1" in furlong("status", "--run-dir", str(service.folder)).stdout
+        status = ["status", "--run-dir", str(service.folder)]
+        until(lambda: "num_ready=1" in furlong(*status).stdout, "status shows a ready worker")
     finally:
         service.end()
 

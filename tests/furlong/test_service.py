@@ -21,7 +21,7 @@ PROGRAM = textwrap.dedent("""
     from furlong.addresses import NotReachable
     from furlong.config import ConfigError, RunConfig
     from furlong.config.errors import Problem
-    from furlong.rpc import PortTaken
+    from furlong.addresses import PortTaken
     from furlong.service import run_async
 
     mode, folder = sys.argv[1:]

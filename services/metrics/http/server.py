@@ -9,7 +9,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from furlong.addresses import join_host_port
-from furlong.rpc import PortTaken
+from furlong.addresses import PortTaken
 
 
 class _Server(uvicorn.Server):

@@ -10,8 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol
 
-from furlong.addresses import join_host_port
-from furlong.rpc import PortTaken
+from furlong.addresses import PortTaken, join_host_port
 from services.router.http.client import ClientConnection
 from services.router.http.exchange import Exchange
 from services.router.http.front import Front
