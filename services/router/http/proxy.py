@@ -46,15 +46,20 @@ class Proxy:
 
     def lines_for(self, worker: Worker, request: Request) -> list[bytes]:
         """The headers that go on to a worker, as lines: its own key instead of the client's, never the router's."""
-        given, key = request.authorization, worker.api_key
+        key = worker.api_key
         if key is not None and not lends_key(request.place.path):
             key = None
-        if key is None and (given is None or self._token is None or not self._token.is_in(given)):
+        if key is None and not (request.authorized and self._holds_token(request)):
             return [*request.lines]
         lines = [line for line in request.lines if line[:14].lower() != b"authorization:"]
         if key is not None:
             lines.append(b"authorization: Bearer %b\r\n" % key.encode("latin-1", "replace"))
         return lines
+
+    def _holds_token(self, request: Request) -> bool:
+        token = self._token
+        values = (value for name, value in request.headers if name == b"authorization")
+        return token is not None and any(token.is_in(value) for value in values)
 
     def connections_to(self, worker: Worker) -> Connections:
         """The connections of one worker."""

@@ -58,7 +58,7 @@ class Request:
     """One request. Made when its first byte came; `judge` once its head is there."""
 
     __slots__ = (
-        "authorization",
+        "authorized",
         "connection",
         "content_length",
         "expects_100",
@@ -93,7 +93,8 @@ class Request:
         self.content_length: int | None = None
         """None: the body comes in chunks. -1: there is none and none was declared."""
         self.expects_100 = False
-        self.authorization: bytes | None = None
+        self.authorized = False
+        """It has an Authorization header, or several."""
         self.request_id: bytes | None = None
         self.labels: bytes | None = None
         self.named_worker: bytes | None = None
@@ -145,7 +146,7 @@ class Request:
             if low not in NOT_TO_WORKER:
                 lines.append(b"%b: %b\r\n" % (name, value))
                 if low == b"authorization":
-                    self.authorization = value
+                    self.authorized = True
             elif low == b"host":
                 num_hosts += 1
             elif low == b"content-length":

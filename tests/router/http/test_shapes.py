@@ -1,9 +1,11 @@
 """Requests that two readers could understand differently are refused, and no worker sees them."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from services.router.workers.workers import State
 from tests.router.conftest import Running, StartRouter, StartWorker
 from tests.router.raw_client import exchange, get, post
 
@@ -168,3 +170,19 @@ async def test_a_head_without_end_is_cut_off(router: Running, begin: bytes) -> N
             await writer.drain()
             sent += 65536
     assert sent < 10_000_000
+
+
+async def test_the_routers_token_reaches_no_worker_however_it_is_sent(
+    start_router: StartRouter, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("secret-token\n")
+    router = await start_router(token_file=str(tmp_path / "token"))
+    worker = await start_worker()
+    router.listening.router.add(worker.url, admit=True)
+    await router.until_state(worker.url, State.READY)
+    both = b"Authorization: Bearer secret-token\r\nauthorization: Bearer other\r\n"
+    for extra in (b"authorization: Bearer secret-token\r\n", both, b"AUTHORIZATION:bearer   secret-token\r\n"):
+        assert (await exchange(router.port, post(b"/generate", extra=extra))).status == 200
+    assert not [seen for seen in worker.requests if b"secret-token" in seen.head]
+    assert (await exchange(router.port, post(b"/x", extra=b"authorization: Bearer mine\r\n"))).status == 200
+    assert worker.requests[-1].header(b"authorization") == [b"Bearer mine"]
