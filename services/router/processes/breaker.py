@@ -15,7 +15,7 @@ class SharedBreaker(Breaker):
     on_turn: called when it opened or closed.
     """
 
-    __slots__ = ("_column", "_memory", "_on_turn", "_slot")
+    __slots__ = ("_column", "_in_a_row", "_is_open", "_memory", "_on_turn", "_slot")
 
     def __init__(
         self,
@@ -28,6 +28,8 @@ class SharedBreaker(Breaker):
         on_turn: Callable[[], None],
     ) -> None:
         self._memory = memory
+        self._is_open = memory.is_open[slot : slot + 1]
+        self._in_a_row = memory.in_a_row[slot : slot + 1]
         self._slot = slot
         self._column = column
         self._failures_to_open = failures_to_open
@@ -37,11 +39,11 @@ class SharedBreaker(Breaker):
 
     @property
     def failures_in_a_row(self) -> int:  # type: ignore[override]
-        return self._memory.in_a_row[self._slot]
+        return self._in_a_row[0]
 
     @property
     def is_open(self) -> bool:  # type: ignore[override]
-        return bool(self._memory.is_open[self._slot])
+        return self._is_open[0] != 0
 
     @property
     def try_at(self) -> float:  # type: ignore[override]

@@ -32,6 +32,7 @@ class SharedCounts(Counts):
     """Counts of one process of several.
 
     wakers: an event descriptor for each process, that it listens on.
+    requests, failures, heard: this process's own columns; of failures and answered requests it keeps the totals.
     """
 
     def __init__(self, memory: SharedMemory, settings: RouterSettings, *, column: int, wakers: Sequence[int]) -> None:
@@ -40,14 +41,23 @@ class SharedCounts(Counts):
         self._settings = settings
         self._wakers = wakers
         self._own = memory.in_flight[column]
+        self.requests = memory.requests[column]
+        self.failures = memory.failures[column]
+        self.heard = memory.heard[column]
+        self._turn = memory.turn
         self._columns = memory.in_flight
         self._other_columns = [k for k in range(memory.num_processes) if k != column]
+        self._waiting = [(k, memory.waiting_of(k)) for k in self._other_columns]
         self._high = 0
         """All slots in use are below."""
+        self._used: list[memoryview[int]] = []
+        """Of each column those, and the turns, to be read as a whole."""
 
     def joined(self, worker: Worker) -> bool:
         """A registration begins; the worker has its slot already."""
-        self._high = max(self._high, worker.slot + 1)
+        if worker.slot >= self._high:
+            self._high = worker.slot + 1
+            self._used = [view[: self._high] for view in (*self._columns, self._turn)]
         worker.breaker = SharedBreaker(
             self.memory,
             slot=worker.slot,
@@ -64,11 +74,11 @@ class SharedCounts(Counts):
 
     def refresh(self, workers: Iterable[Worker]) -> None:
         """Bring `in_flight` and the turns of these up to date."""
-        high = self._high
-        sums = self._columns[0][:high].tolist()
-        for column in self._columns[1:]:
-            sums = list(map(add, sums, column[:high].tolist()))
-        turns = self.memory.turn[:high].tolist()
+        if not self._used:
+            return
+        sums, *more, turns = [view.tolist() for view in self._used]
+        for column in more:
+            sums = list(map(add, sums, column))
         for worker in workers:
             slot = worker.slot
             worker.in_flight = sums[slot]
@@ -90,9 +100,9 @@ class SharedCounts(Counts):
             self._own[slot] += 1
         worker.in_flight += 1
         now = time.monotonic_ns()
-        self.memory.turn[slot] = now
+        self._turn[slot] = now
         if worker.in_flight == 1:
-            self.memory.heard[self.column][slot] = now
+            self.heard[slot] = now
         return True
 
     def give_back(self, worker: Worker) -> None:
@@ -101,24 +111,17 @@ class SharedCounts(Counts):
         left = self._own[slot] - 1
         assert left >= 0, f"{worker.name} was given back more often than taken"
         self._own[slot] = left
-        worker.in_flight = self.memory.sum_of(self._columns, slot)
-        self.wake_waiting()
+        total = 0
+        for column in self._columns:
+            total += column[slot]
+        worker.in_flight = total
+        for other, waiting in self._waiting:
+            if waiting[0]:
+                self.wake(other)
         if worker.removed and self.column != PRIMARY:
             self.wake(PRIMARY)
 
     # Beyond the counts of one process
-
-    def answered(self, worker: Worker) -> None:
-        """One more request was answered."""
-        self.memory.requests[self.column][worker.slot] += 1
-
-    def failed(self, worker: Worker) -> None:
-        """One more request failed."""
-        self.memory.failures[self.column][worker.slot] += 1
-
-    def heard(self, worker: Worker) -> None:
-        """A byte came from it."""
-        self.memory.heard[self.column][worker.slot] = time.monotonic_ns()
 
     def total(self, workers: Iterable[Worker]) -> None:
         """Bring what is shown of these up to date: totals, and when they were last heard of."""
@@ -138,15 +141,19 @@ class SharedCounts(Counts):
         for column in self._other_columns:
             self.wake(column)
 
-    def wake_waiting(self) -> None:
-        """Those in which requests wait."""
-        for column in self._other_columns:
-            if self.memory.waiting(column):
-                self.wake(column)
+    def anybody_waits_elsewhere(self) -> bool:
+        """Whether a request waits in another process."""
+        for _, waiting in self._waiting:  # noqa: SIM110  a generator costs more than the look, once a request
+            if waiting[0]:
+                return True
+        return False
 
     def num_waiting_elsewhere(self) -> int:
         """Requests that wait in other processes."""
-        return sum(self.memory.waiting(column) for column in self._other_columns)
+        total = 0
+        for _, waiting in self._waiting:
+            total += waiting[0]
+        return total
 
     def first_elsewhere(self, since_ns: int) -> tuple[int, int] | None:
         """The process in which a request waits that came before, and since when. None: there is none."""

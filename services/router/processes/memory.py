@@ -60,6 +60,11 @@ class SharedMemory:
         """Requests that wait in a process."""
         return self._words[LINE_WORDS * (1 + column) + _WAITING]
 
+    def waiting_of(self, column: int) -> "memoryview[int]":
+        """The same, as one number to be looked at often."""
+        at = LINE_WORDS * (1 + column) + _WAITING
+        return self._words[at : at + 1]
+
     def waiting_since(self, column: int) -> int:
         """Since when the first of them waits that any worker would do for, in nanoseconds; 0: there is none."""
         return self._words[LINE_WORDS * (1 + column) + _SINCE]

@@ -77,14 +77,16 @@ class SharedWorkers(Workers):
     def __init__(self, settings: RouterSettings, counts: SharedCounts, **more: Any) -> None:  # Any: as Workers has them
         super().__init__(settings, counts=counts, **more)
         self._shared = counts
+        self._requests, self._failures, self._heard = counts.requests, counts.failures, counts.heard
         self._line = self._queue.line = SharedLine(counts, self._queue.serve)
         self._breakers_seen = 0
 
     def take(self, want: Want = ANY, *, but_not: Collection[Worker] = ()) -> Worker | None:
         """As `Workers.take`; who waits in another process was first."""
-        if not but_not and self._shared.num_waiting_elsewhere() and self._shared.first_elsewhere(time.monotonic_ns()):
+        shared = self._shared
+        if shared.anybody_waits_elsewhere() and not but_not and shared.first_elsewhere(time.monotonic_ns()):
             return None  # it joins the line here, which knows how long to wait for whom
-        return super().take(want, but_not=but_not)
+        return Workers.take(self, want, but_not=but_not)
 
     def queue(
         self,
@@ -108,21 +110,21 @@ class SharedWorkers(Workers):
     def give_back(self, worker: Worker) -> None:
         """The counterpart of `take`."""
         self._line.freed()
-        super().give_back(worker)
+        Workers.give_back(self, worker)
 
     def answered(self, worker: Worker, status: int) -> None:
         """A whole answer came."""
-        self._shared.answered(worker)
-        super().answered(worker, status)
+        self._requests[worker.slot] += 1
+        Workers.answered(self, worker, status)
 
     def failed(self, worker: Worker, error: str) -> None:
         """A request ended in an error on the worker's side."""
-        self._shared.failed(worker)
+        self._failures[worker.slot] += 1
         super().failed(worker, error)
 
     def heard(self, worker: Worker) -> None:
         """A byte of an answer came."""
-        self._shared.heard(worker)
+        self._heard[worker.slot] = time.monotonic_ns()
 
     def all(self) -> list[Worker]:
         """As `Workers.all`, with totals over all processes."""

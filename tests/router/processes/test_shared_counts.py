@@ -138,8 +138,8 @@ def test_the_column_of_a_dead_process_is_taken_back_and_its_totals_stay(sides: S
     sides.primary.take(here, sys.maxsize)
     for _ in range(4):
         sides.secondary.take(there, sys.maxsize)
-    sides.secondary.answered(there)
-    sides.secondary.failed(there)
+    sides.secondary.requests[there.slot] += 1
+    sides.secondary.failures[there.slot] += 1
     sides.memory.set_waiting(1, 3, 9)
     sides.memory.add_closed(1)
     assert sides.memory.take_back(1, heir=0) == 4
