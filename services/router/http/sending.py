@@ -148,7 +148,13 @@ class Sending(Exchange):
             self._not_opened(error)
             return
         self._opening = None
-        self._send(connection, used=False)
+        if self._on.state is State.READY:
+            self._send(connection, used=False)
+            return
+        connection.close()  # admission was taken away meanwhile: whoever did so relies on nothing new arriving
+        self._release()
+        self.num_tries -= 1
+        self._find()
 
     # The request
 
