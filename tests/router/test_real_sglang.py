@@ -274,13 +274,26 @@ def differing_keys(first: RawAnswer, second: RawAnswer) -> set[str]:
 
 
 def without(answer: RawAnswer, keys: set[str]) -> tuple[int, bytes]:
-    """Status and body, but for the values of those keys; of a stream the last events, which tell how it ended."""
+    """Status and body, but for the values of those keys; of a stream what it said in all, and how it ended."""
     body = body_of(answer)
     if body.startswith(b"data: "):
-        body = b"\n\n".join(body.split(b"\n\n")[-3:])
+        return answer.status, said_in_all(answer).encode()
     for key in keys:
         body = re.sub(rb'("%s": ?)("[^"]*"|[-0-9.e+]+)' % key.encode(), rb"\1*", body)
     return answer.status, body
+
+
+def said_in_all(answer: RawAnswer) -> str:
+    """The text of a stream and its end; SGLang puts as many tokens into an event as there are by then."""
+    said, ends = "", []
+    for event in map(json.loads, parts_of(answer)):
+        if "text" in event:  # its own path tells all that was said so far
+            said, ends = event["text"], [event["meta_info"]["finish_reason"]]
+        for choice in event.get("choices", ()):
+            said += choice.get("text") or choice.get("delta", {}).get("content") or ""
+            ends.append(choice["finish_reason"])
+    assert body_of(answer).endswith(b"data: [DONE]\n\n")
+    return f"{said!r} {ends[-1]}"
 
 
 def headers_of(answer: RawAnswer, *, but: bytes = b"") -> list[tuple[bytes, bytes]]:
