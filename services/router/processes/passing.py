@@ -5,6 +5,7 @@ Owns nothing that must outlive it. It ends when the primary says so, or is gone.
 
 import asyncio
 import contextlib
+import itertools
 import os
 import socket
 from pathlib import Path
@@ -34,7 +35,9 @@ log = structlog.get_logger()
 
 REGISTRY_TIMEOUT_S = 10.0
 SIGN_S = 1.0
-"""How often the primary hears that all is well, with the counters."""
+"""How often the primary hears that all is well."""
+SNAPSHOT_SIGNS = 5
+"""Every so many times with the counters, so that little of them is lost if this process is killed."""
 FLUSH_S = 2.0
 
 
@@ -119,9 +122,13 @@ class Passing:
         return True
 
     async def _give_signs(self) -> None:
-        while True:
+        for number in itertools.count(1):
             await asyncio.sleep(SIGN_S)
-            if not self._link.full:
+            if self._link.full:
+                continue
+            if number % SNAPSHOT_SIGNS:
+                self._link.send({"sign": number})
+            else:
                 self._link.send({"snapshot": self._router.observer.snapshot(), "asked": 0})
 
 

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -228,13 +229,47 @@ async def test_a_request_that_outlasts_the_drain_budget_does_not_keep_a_process(
 async def test_a_killed_primary_takes_all_with_it(spawn: Spawn, start_worker: StartWorker) -> None:
     process = await spawn((await start_worker()).url)
     assert len(process.pids) == 2
+    assert "router_process_ready" in process.run_dir.log("router-1").read_text()
+    told = " ".join(psutil.Process(process.pids[1]).cmdline())
+    assert "run_dir" not in told and "token" not in told
     process.popen.kill()
     await process.until_none_lives()
 
 
-async def test_a_second_process_says_in_its_own_log_that_it_is_there(spawn: Spawn) -> None:
-    process = await spawn()
-    text = process.run_dir.log("router-1").read_text()
-    assert '"event":"router_process_ready"' in text.replace(" ", "")
-    argv = " ".join(psutil.Process(process.pids[1]).cmdline())
-    assert "token" not in argv and "{" not in argv
+@pytest.mark.slow
+async def test_processes_that_are_killed_again_and_again_leave_nothing_behind(
+    start_router: StartRouter, start_worker: StartWorker
+) -> None:
+    router = await start_router(processes=3, max_in_flight=4)
+
+    async def takes_a_while(seen: Seen) -> None:
+        await asyncio.sleep(0.002)
+        await answer_ok(seen)
+
+    for _ in range(3):
+        await router.add(await start_worker(takes_a_while))
+    stop = asyncio.Event()
+    statuses: Counter[tuple[bool, int]] = Counter()
+
+    async def ask() -> None:
+        while not stop.is_set():
+            talker = Talker(*await asyncio.open_connection("127.0.0.1", router.port))
+            status = 200
+            while status and not stop.is_set():
+                await talker.send("POST", "/generate", b"{}")
+                status = await outcome(talker)
+                statuses[talker.process == primary_process(), status] += 1
+            talker.close()
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(32):
+            tasks.create_task(ask())
+        for number in range(12):
+            await eventually(lambda: len(child_pids()) == 2, "both are there", timeout_s=20)
+            served = statuses.total()
+            await eventually(lambda: statuses.total() > served + 200, "requests are served")  # noqa: B023
+            os.kill(child_pids()[number % 2], signal.SIGKILL)
+        stop.set()
+    assert statuses[True, 200] > 500 and statuses[False, 200] > 500
+    assert statuses[True, 0] == 0 and {status for _, status in statuses} <= {0, 200}
+    await in_flight_ends(router)
