@@ -26,12 +26,10 @@ LINGER_S = 2.0
 class ClientConnection(RequestReader):
     """One connection. The exchange calls `write`, `closes_after`, `answered`, `break_off`, `pause`, `resume`."""
 
-    __slots__ = ("_lingers", "_peer", "full", "half_chunk")
+    __slots__ = ("_lingers", "_peer", "half_chunk")
 
     def __init__(self, server: "Server") -> None:
         RequestReader.__init__(self, server)
-        self.full = False
-        """The client takes no more for now."""
         self.half_chunk = False
         """The client is being sent chunks, and between two of them now."""
         self._peer: str | None = None
@@ -164,6 +162,8 @@ class ClientConnection(RequestReader):
         self.full = False
         if self.exchange is not None:
             self.exchange.on_client_ready()
+        else:
+            self._go_on()
 
     # The end
 
@@ -172,9 +172,10 @@ class ClientConnection(RequestReader):
         has read its answer."""
         self._deaf = True
         self._reading = None
-        if self._transport.is_closing():
-            return
         limits = self._server.settings
+        if self._transport.is_closing():
+            self.deadline = time.monotonic() + limits.idle_timeout_s
+            return
         if not gently or self._half_closed:
             self.deadline = time.monotonic() + limits.idle_timeout_s
             self._transport.close()

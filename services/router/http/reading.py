@@ -47,6 +47,7 @@ class RequestReader(asyncio.Protocol):
         "_transport",
         "deadline",
         "exchange",
+        "full",
     )
 
     def __init__(self, server: "Server") -> None:
@@ -57,6 +58,8 @@ class RequestReader(asyncio.Protocol):
         """The request that is being answered."""
         self.deadline = NEVER
         """Monotonic time at which `expired` is called."""
+        self.full = False
+        """The client takes no more for now; then no other request of it is begun either."""
         self._reading: Request | None = None
         """The request whose bytes are coming."""
         self._arrived: deque[Request] = deque()
@@ -98,13 +101,14 @@ class RequestReader(asyncio.Protocol):
                 self._transport.abort()
             return
         exchange = self.exchange
-        if exchange is None or not exchange.request.whole:
+        is_ahead = self.full if exchange is None else exchange.request.whole
+        if not is_ahead:
             self._read(data)
-        else:
-            self._ahead.append(data)
-            self._ahead_bytes += len(data)
-            if self._ahead_bytes > MAX_AHEAD_BYTES:
-                self.pause()
+            return
+        self._ahead.append(data)
+        self._ahead_bytes += len(data)
+        if self._ahead_bytes > MAX_AHEAD_BYTES:
+            self.pause()
 
     def _read(self, data: bytes) -> None:
         in_head = self._reading is None or not self._reading.method
@@ -154,7 +158,7 @@ class RequestReader(asyncio.Protocol):
         if self._beginning:
             return
         self._beginning = True
-        while self.exchange is None:
+        while self.exchange is None and not self.full:
             if self._arrived:
                 self._begin(self._arrived.popleft())
             elif self._ahead and not self._deaf:
@@ -168,7 +172,7 @@ class RequestReader(asyncio.Protocol):
             else:
                 break
         self._beginning = False
-        if self.exchange is None and not self._deaf:
+        if self.exchange is None and not self._deaf and not self.full:
             self._wait()
 
     def _wait(self) -> None:

@@ -123,3 +123,23 @@ async def test_bodies_of_every_size_around_the_buffers_arrive(router: Running, s
             writer.write(raw)
             assert (await reader.read(-1)).endswith(b"\r\n\r\n" + body)
             writer.close()
+
+
+async def test_a_client_that_asks_ahead_and_reads_nothing_gets_no_more_begun(
+    router: Running, start_worker: StartWorker
+) -> None:
+    worker = await start_worker(lambda seen: seen.answer(PIECE * 16))
+    await router.add(worker)
+    async with asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", router.port, limit=65536)
+        writer.write(b"GET /x HTTP/1.1\r\nhost: r\r\n\r\n" * 99 + post(b"/last"))
+        before = -1
+        while before != len(worker.requests):  # until it goes on no more
+            before = len(worker.requests)
+            await asyncio.sleep(0.2)
+        assert 0 < before < 30
+        size = 0
+        while piece := await reader.read(1 << 20):
+            size += len(piece)
+        writer.close()
+    assert len(worker.requests) == 100 and size > 100 * 16 * len(PIECE)
