@@ -81,12 +81,11 @@ def _short(value: float) -> str:
 Make = Callable[[Results], Verdict | None]
 
 
-def _paired(results: Results, figure: str, by: str = SGLANG) -> float:
-    """Ours by the other's, round by round, since a busy machine changes between rounds; the median."""
-    both = [*zip(results.get(OURS, ()), results.get(by, ()), strict=False)]
-    both = [pair for pair in both if all(map(_in_time, pair))] or both
-    ratios = [ours[figure] / other[figure] for ours, other in both if figure in ours and other.get(figure)]
-    return statistics.median(ratios) if ratios else math.nan
+def _best(results: Results, peer: str, figure: str, *, most: bool) -> float:
+    """Of the round that others disturbed least: they only take from a rate, and only add to the cost of a request."""
+    rows = [row for row in results.get(peer, ()) if figure in row]
+    values = [row[figure] for row in rows if _in_time(row)] or [row[figure] for row in rows]
+    return (max if most else min)(values, default=math.nan)
 
 
 def _in_time(row: Mapping[str, float]) -> bool:
@@ -95,7 +94,11 @@ def _in_time(row: Mapping[str, float]) -> bool:
 
 
 def _ratio(name: str, figure: str, *, at_least: bool = False) -> Make:
-    return lambda results: Verdict(name, _paired(results, figure), 1.0, f"times {SGLANG}", at_least)
+    def make(results: Results) -> Verdict:
+        ours, other = (_best(results, peer, figure, most=at_least) for peer in (OURS, SGLANG))
+        return Verdict(name, ours / other if other else math.nan, 1.0, f"times {SGLANG}", at_least)
+
+    return make
 
 
 def _figure(name: str, figure: str, limit: float, unit: str, *, times: float = 1.0) -> Make:
