@@ -33,7 +33,7 @@ def _lines(context: ServiceContext, own: Address) -> list[str]:
     workers = f"; {num_workers} workers from --worker-urls" if num_workers else ""
     grpc = f" and gRPC {own.grpc}" if own.grpc else ""
     return [
-        f"furlong router serves {own.http}{grpc}; its workers are kept in {folder}{workers}",
+        f"furlong router serves {own.http}{grpc} and keeps its workers in {folder}{workers}",
         f'  register  curl {own.http}/workers{token} -d \'{{"url": "http://HOST:PORT"}}\'',
         f"  look      curl {own.http}/workers{token}",
         f"  use       {own.http}/v1/chat/completions, /generate and every other path of its workers",

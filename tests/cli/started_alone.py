@@ -25,8 +25,7 @@ class Alone:
 
     @property
     def http(self) -> str:
-        words = (word.rstrip(";") for word in self.said().split())
-        return next(word for word in words if word.startswith(("http://", "https://")))
+        return next(word for word in self.said().split() if word.startswith(("http://", "https://")))
 
     @property
     def grpc(self) -> str:

@@ -81,6 +81,14 @@ async def test_without_a_worker_a_request_waits_and_is_then_told(start_router: S
     assert 0.2 <= time.monotonic() - started < 2
 
 
+async def test_nobody_waits_for_workers_that_nobody_brings(start_router: StartRouter) -> None:
+    router = await start_router(require_policy_version=False, queue_timeout_s=60.0)
+    async with asyncio.timeout(2.0):
+        answer = await exchange(router.port, post(b"/generate"))
+    assert answer.status == 503 and b"no worker is registered: POST /workers" in answer.body
+    assert answer.header(b"retry-after") == [b"1"]
+
+
 async def test_a_waiting_request_is_served_by_the_worker_that_comes(router: Running, start_worker: StartWorker) -> None:
     waiting = asyncio.create_task(exchange(router.port, post(b"/generate")))
     workers = router.listening.router.workers

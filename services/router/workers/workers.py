@@ -102,6 +102,8 @@ class Workers(Membership):
             deadline = now + self._settings.queue_timeout_s
         if self._closed:
             raise Stopping("the router is stopping: send the request to another one, or again later")
+        if not self._current and not self._settings.require_policy_version:  # nobody is going to bring one
+            raise NoReadyWorker("no worker is registered: POST /workers with its url, or start with --worker-urls")
         if want.labels and not any(want.labels <= worker.label_set for worker in self._current.values()):
             raise NoSuchWorker(
                 f"no registered worker has the labels {want.shown_labels[:200]}. GET /workers lists them with theirs"
