@@ -307,6 +307,8 @@ class Scheduler:
 
 
 def _settle(future: Future[T], function: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():  # its client left before its turn
+        return
     try:
         future.set_result(function())
     except Exception as error:  # handed to the caller, who is waiting on the future

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -96,3 +97,12 @@ def test_update_weight_version_aborts_unless_told_not_to(engine: EngineProcess) 
     victim = start(engine)
     engine.post("/update_weight_version", {"new_version": "v2"})
     assert_aborted(victim.result(2))
+
+
+def test_clients_that_leave_before_their_call_had_its_turn_do_no_harm(engine: EngineProcess) -> None:
+    running = start(engine)
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", engine.port)) as client:
+            client.sendall(b"POST /flush_cache?timeout=0 HTTP/1.1\r\nhost: e\r\ncontent-length: 0\r\n\r\n")
+            time.sleep(0.002)
+    assert running.result(10).json["meta_info"]["completion_tokens"] == COUNT
