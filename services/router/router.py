@@ -1,6 +1,7 @@
 """The router as a whole, without its servers: workers, their probes, what is kept of them, and the pass-through."""
 
 import asyncio
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -38,12 +39,14 @@ class Router:
         """state_file: where the membership is kept over a restart; None: nowhere. workers: those of one process of
         several."""
         self.settings = settings
+        self.identity = secrets.token_hex(8).encode()
+        """Known by in its own calls, should one come back to it."""
         self.token = Token(settings.token_file)
         self.observer = Observer(settings)
         self.workers = workers if workers is not None else Workers(settings)
         self.observer.workers = self.workers
         self.proxy = Proxy(self.workers, settings, self.observer, self.token)
-        self.probes = Probes(self.workers, settings, self.observer)
+        self.probes = Probes(self.workers, settings, self.observer, self.identity)
         self._state_path = state_file
         self._state: StateFile | None = None
         """Only once what it holds has been registered: nothing is written over it before."""

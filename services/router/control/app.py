@@ -38,7 +38,7 @@ def control_app(router: Router) -> FastAPI:
     )
     handle_refusals(app, router.settings)
     _answer_bad_parameters(app)
-    fan_out = FanOut(worker_ca=router.settings.worker_ca)
+    fan_out = FanOut(worker_ca=router.settings.worker_ca, identity=router.identity)
     for routes in (
         worker_routes(router),
         old_routes(router),
@@ -52,7 +52,7 @@ def control_app(router: Router) -> FastAPI:
     ):
         app.include_router(routes)
     app.router.default = AdminCalls(router, fan_out)
-    app.add_middleware(Gate, token=router.token)
+    app.add_middleware(Gate, token=router.token, identity=router.identity)
     _describe(app, token_needed=router.token.needed)
     return app
 

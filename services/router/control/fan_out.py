@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.router.http.calls import CallAnswer, call
+from services.router.http.calls import CALLER, CallAnswer, call
 from services.router.http.connections import NotOpened
 from services.router.http.upstream import UpstreamError
 from services.router.workers.workers import Worker
@@ -73,9 +73,11 @@ class Busy(Exception):
 
 
 class FanOut:
-    """Asks workers. worker_ca: PEM file of whom to trust over https; empty: the system's authorities."""
+    """Asks workers. worker_ca: PEM file of whom to trust over https; empty: the system's authorities. identity: of
+    this router."""
 
-    def __init__(self, *, worker_ca: str = "") -> None:
+    def __init__(self, *, worker_ca: str = "", identity: bytes = b"") -> None:
+        self._identity = identity
         self._worker_ca = worker_ca
         self._num_readers = 0
         self._reads = asyncio.Semaphore(MAX_READS)
@@ -127,7 +129,7 @@ class FanOut:
     async def _ask(
         self, worker: Worker, method: str, target: str, timeout_s: float, body: bytes | None, headers: Headers
     ) -> Told:
-        sent = list(headers)
+        sent = [*headers, (CALLER, self._identity)]
         if worker.api_key:
             sent = [pair for pair in sent if pair[0] != b"authorization"]
             sent.append((b"authorization", b"Bearer " + worker.api_key.encode()))

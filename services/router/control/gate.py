@@ -3,6 +3,7 @@
 from services.router.control.token import Token
 from services.router.http.answers import answer_error
 from services.router.http.asgi import App, Receive, Scope, Send
+from services.router.http.calls import CALLER, IN_A_CIRCLE
 from services.router.http.headers import first_value
 from services.router.http.paths import (
     ABORT,
@@ -18,6 +19,7 @@ from services.router.http.paths import (
 
 READS = ("GET", "HEAD")
 FLUSH = "/flush_cache"
+SELF = "this router sent the request itself: its own address is registered as a worker. GET /workers, and take it out"
 CHALLENGE = [(b"www-authenticate", b'Bearer realm="furlong-router"')]
 NEED_TOKEN = "send the router's token as `Authorization: Bearer TOKEN`; it stands in the file of --router-token-file"
 NO_TOKEN_SET = (
@@ -29,8 +31,9 @@ NO_TOKEN_SET = (
 class Gate:
     """Lets a request through to the control surface, or answers it."""
 
-    def __init__(self, app: App, token: Token) -> None:
+    def __init__(self, app: App, token: Token, identity: bytes) -> None:
         self._app = app
+        self._identity = identity
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,7 +46,9 @@ class Gate:
         if not path.startswith(OWN_FOLDERS) and (plain in OWN or plain in READINESS or plain in FAN_OUT):
             scope["path"] = plain
             scope["raw_path"] = plain.encode()
-        if _from_a_web_page(scope, admin or plain == FLUSH) and plain != ABORT:
+        if first_value(scope["headers"], CALLER) == self._identity:
+            await answer_error(send, IN_A_CIRCLE, "circle", SELF)
+        elif _from_a_web_page(scope, admin or plain == FLUSH) and plain != ABORT:
             await answer_error(send, 403, "origin_refused", "a web page (Origin header) may not change the router")
         elif admin and not self._token.needed:
             await answer_error(send, 403, "admin_path_refused", f"{path[:200]} {NO_TOKEN_SET}")

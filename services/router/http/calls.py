@@ -11,6 +11,9 @@ from services.router.http.upstream import Connection, UpstreamError
 from services.router.workers.urls import WorkerUrl
 
 MAX_ANSWER_BYTES = 256 * 1024
+CALLER = b"x-furlong-router"
+"""Header of such calls: which router makes them. One that comes back to its sender went in a circle."""
+IN_A_CIRCLE = 508
 
 
 @dataclass(frozen=True)

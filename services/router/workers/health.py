@@ -10,7 +10,7 @@ import time
 
 import structlog
 
-from services.router.http.calls import call
+from services.router.http.calls import CALLER, IN_A_CIRCLE, call
 from services.router.http.connections import ConnectTimeout, NotOpened, Refused
 from services.router.http.upstream import UpstreamError
 from services.router.settings import RouterSettings
@@ -33,10 +33,12 @@ that does not answer takes all of its time and would hold the others up."""
 class Probes:
     """The probing tasks."""
 
-    def __init__(self, workers: Workers, settings: RouterSettings, observer: Observer) -> None:
+    def __init__(self, workers: Workers, settings: RouterSettings, observer: Observer, identity: bytes) -> None:
+        """identity: of this router."""
         self._workers = workers
         self._settings = settings
         self._observer = observer
+        self._headers = ((CALLER, identity),)
         self._random = random.Random()
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
         self._for_well, self._for_new, self._for_bad = (asyncio.Semaphore(MAX_AT_ONCE) for _ in range(3))
@@ -94,7 +96,14 @@ class Probes:
         """One probe; the path for the next one, and whether this one was answered well."""
         try:
             limits = self._settings
-            answer = await call(worker.url, "GET", path, timeout_s=limits.health_timeout_s, worker_ca=limits.worker_ca)
+            answer = await call(
+                worker.url,
+                "GET",
+                path,
+                timeout_s=limits.health_timeout_s,
+                headers=self._headers,
+                worker_ca=limits.worker_ca,
+            )
         except Refused as error:
             self._workers.gone(worker, str(error))
             return PROBE_PATH, False
@@ -110,5 +119,6 @@ class Probes:
             return path, True
         if path == PROBE_PATH and answer.status in (404, 405, 501):
             return await self._probe(worker, FALLBACK_PATH)
-        self._workers.probe_failed(worker, f"GET {path} was answered {answer.status}", refused=True)
+        why = ": this is the router itself; take it out" if answer.status == IN_A_CIRCLE else ""
+        self._workers.probe_failed(worker, f"GET {path} was answered {answer.status}{why}", refused=True)
         return path, False

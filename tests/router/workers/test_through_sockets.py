@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from services.router.workers.worker import State
 from tests.router.conftest import StartRouter, StartWorker
 from tests.router.fake_worker import Seen
@@ -82,3 +84,18 @@ async def test_a_session_stays_with_its_worker_and_moves_when_that_one_dies(
         assert (await exchange(router.port, request)).status == 200
     [heir] = [worker for worker in workers if worker.requests and worker is not home]
     assert len(heir.requests) == 4
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_a_router_registered_with_itself_never_gets_its_own_requests(
+    start_router: StartRouter, start_worker: StartWorker, processes: int
+) -> None:
+    router = await start_router(processes=processes)
+    async with router.http.post(f"{router.url}/workers", json={"url": router.url}) as answer:
+        assert answer.status == 202
+    await router.add(await start_worker())
+    (itself,) = [w for w in router.listening.router.workers.all() if str(w.url) == router.url]
+    await eventually(lambda: "this is the router itself" in itself.last_error, "it is recognised")
+    assert itself.state is State.JOINING
+    async with router.http.post(f"{router.url}/flush_cache") as answer:
+        assert "circle" in str((await answer.json())["failed"])
