@@ -45,7 +45,10 @@ def _prefix(request: Request, size: int) -> bytes:
         if isinstance(value, str) and value:
             return value[:size].encode("utf-8", "replace")
         if isinstance(value, list) and value:
-            return _start(value, size)
+            try:
+                return _start(value, size)
+            except orjson.JSONEncodeError:  # nested deeper than it writes, though not than it reads
+                return b""
     return b""
 
 

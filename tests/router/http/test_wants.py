@@ -39,6 +39,8 @@ def request(body: object, *, headers: tuple[tuple[bytes, bytes], ...] = (), whol
         (b"not json", b""),
         (b'{"text":"\xff"}', b""),
         (b"", b""),
+        (b'{"input_ids": [1, ' + b"[" * 300 + b"]" * 300 + b"]}", b""),
+        (b'{"messages": [{"a": ' + b"[" * 300 + b"]" * 300 + b"}]}", b""),
     ],
 )
 def test_the_start_of_a_prompt(body: object, prefix: bytes) -> None:
