@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, cast
 
 from services.router.http.exchange import Exchange
 from services.router.http.half_close import find_out
-from services.router.http.reading import NEVER, RequestReader
+from services.router.http.reading import CONTINUE, NEVER, RequestReader
 from services.router.http.request import Objection, Request
+from services.router.http.tcp import has_ended, is_closed
 
 if TYPE_CHECKING:
     from services.router.http.server import Server
 
+ASK_S = 1.0
+"""How often a client whose body nobody takes is sent an interim answer, to see whether it is there."""
 LINGER_S = 2.0
 """A client that was refused while it was sending gets so long to read the answer before the connection is closed."""
 
@@ -26,7 +29,7 @@ LINGER_S = 2.0
 class ClientConnection(RequestReader):
     """One connection. The exchange calls `write`, `closes_after`, `answered`, `break_off`, `pause`, `resume`."""
 
-    __slots__ = ("_lingers", "_peer", "half_chunk")
+    __slots__ = ("_ask_at", "_asked", "_lingers", "_peer", "half_chunk")
 
     def __init__(self, server: "Server") -> None:
         RequestReader.__init__(self, server)
@@ -34,6 +37,10 @@ class ClientConnection(RequestReader):
         """The client is being sent chunks, and between two of them now."""
         self._peer: str | None = None
         self._lingers = False
+        self._asked = False
+        """It is being found out whether the client has left."""
+        self._ask_at = 0.0
+        """Monotonic time from which a client whose body nobody takes is asked again whether it is there."""
 
     # What exchanges call
 
@@ -53,7 +60,7 @@ class ClientConnection(RequestReader):
             self._end(gently=not exchange.request.whole or bool(self._ahead))
             return
         self.deadline = time.monotonic() + self._server.settings.client_keep_alive_s
-        if self._arrived or self._ahead or self._read_paused:
+        if self._arrived or self._ahead or self.paused:
             self._go_on()
         elif self._half_closed:
             self._end(gently=False)
@@ -106,6 +113,24 @@ class ClientConnection(RequestReader):
         else:
             self._end(gently=False)
 
+    def look(self, now: float) -> None:
+        """Whether the client ended its sending while nothing is read; what it had sent before may be unread yet."""
+        exchange = self.exchange
+        sock = self._transport.get_extra_info("socket")
+        if exchange is None or sock is None:
+            return
+        if is_closed(sock):
+            self._transport.abort()
+        elif has_ended(sock):
+            if not self._asked and not self._find_out(exchange):
+                self._transport.abort()
+        elif now >= self._ask_at:
+            # Its end may stand behind what it has sent and nobody takes: who is gone resets when something comes.
+            request = exchange.request
+            if self._ask_at and not (exchange.status or request.whole or request.http_10 or self.full):
+                self._transport.write(CONTINUE)
+            self._ask_at = now + ASK_S
+
     def stop(self) -> None:
         """Take no more requests."""
         if self.exchange is None and self._reading is None and not self._deaf:
@@ -135,12 +160,7 @@ class ClientConnection(RequestReader):
         if not waits or self._lingers or self._transport.get_extra_info("sslcontext") is not None:
             return False
         assert exchange is not None
-        return find_out(
-            self._transport,
-            begun=bool(exchange.status),
-            half_chunk=self.half_chunk,
-            http_10=exchange.request.http_10,
-        )
+        return self._asked or self._find_out(exchange)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deaf = True
@@ -164,6 +184,15 @@ class ClientConnection(RequestReader):
             self.exchange.on_client_ready()
         else:
             self._go_on()
+
+    def _find_out(self, exchange: Exchange) -> bool:
+        self._asked = True
+        return find_out(
+            self._transport,
+            begun=bool(exchange.status),
+            half_chunk=self.half_chunk,
+            http_10=exchange.request.http_10,
+        )
 
     # The end
 

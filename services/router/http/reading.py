@@ -24,6 +24,7 @@ MAX_AHEAD_BYTES = 64 * 1024
 """What is read of later requests while one is being answered."""
 MAX_DISCARDED_BYTES = 4 * 1024 * 1024
 """What is read and thrown away, of a client that was refused and sends on, before it is cut off."""
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 NEVER = float("inf")
 
 
@@ -41,13 +42,13 @@ class RequestReader(asyncio.Protocol):
         "_head_bytes",
         "_head_timed",
         "_parser",
-        "_read_paused",
         "_reading",
         "_server",
         "_transport",
         "deadline",
         "exchange",
         "full",
+        "paused",
     )
 
     def __init__(self, server: "Server") -> None:
@@ -60,6 +61,8 @@ class RequestReader(asyncio.Protocol):
         """Monotonic time at which `expired` is called."""
         self.full = False
         """The client takes no more for now; then no other request of it is begun either."""
+        self.paused = False
+        """Nothing is read for now, so that the client's end would not be seen either."""
         self._reading: Request | None = None
         """The request whose bytes are coming."""
         self._arrived: deque[Request] = deque()
@@ -68,10 +71,10 @@ class RequestReader(asyncio.Protocol):
         """Bytes behind the request that is being answered."""
         self._ahead_bytes = 0
         self._head_bytes = 0
+        """What came since there was a head or a piece of a body: of a head, of chunk extensions, or of trailers."""
         self._head_timed = False
         """The time for the head that is being read runs."""
         self._beginning = False
-        self._read_paused = False
         self._deaf = False
         """Nothing that comes is looked at any more."""
         self._discarded_bytes = 0
@@ -80,14 +83,14 @@ class RequestReader(asyncio.Protocol):
 
     def pause(self) -> None:
         """Read no more until `resume`: the client has to wait."""
-        if not self._read_paused:
-            self._read_paused = True
+        if not self.paused:
+            self.paused = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
         """Read on."""
-        if self._read_paused:
-            self._read_paused = False
+        if self.paused:
+            self.paused = False
             if not self._transport.is_closing():
                 self._transport.resume_reading()
 
@@ -111,9 +114,7 @@ class RequestReader(asyncio.Protocol):
             self.pause()
 
     def _read(self, data: bytes) -> None:
-        in_head = self._reading is None or not self._reading.method
-        if in_head:
-            self._head_bytes += len(data)
+        self._head_bytes += len(data)
         parser = self._parser
         if parser is None:
             return
@@ -195,7 +196,7 @@ class RequestReader(asyncio.Protocol):
         """Tell a client that waits for it to send the body."""
         if request.expects_100 and not request.size_bytes:
             request.expects_100 = False
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._transport.write(CONTINUE)
 
     def _begin(self, request: Request) -> None:
         self.deadline = NEVER
@@ -247,6 +248,7 @@ class RequestReader(asyncio.Protocol):
         reading = self._reading
         if reading is None or self._deaf:
             return
+        self._head_bytes = 0
         reading.size_bytes += len(piece)
         reading.pieces.append(piece)
         limit = self._server.limits.max_body_bytes
@@ -259,6 +261,7 @@ class RequestReader(asyncio.Protocol):
             return
         reading.whole = True
         self._reading = None
+        self._head_bytes = 0
         if not reading.keep_alive:
             self._deaf = True
         exchange = self.exchange

@@ -97,7 +97,7 @@ class Server:
         self._changed.set()
 
     async def sweep(self) -> None:
-        """Tell connections whose deadline is over; runs until cancelled."""
+        """Tell connections whose deadline is over, or whose end nobody reads; runs until cancelled."""
         limits = self.settings
         shortest = min(
             limits.client_head_timeout_s,
@@ -111,8 +111,11 @@ class Server:
             await asyncio.sleep(sweep_s)
             now = time.monotonic()
             for connections in (self._connections, self._refused):
-                for connection in [c for c in connections if c.deadline <= now]:
-                    connection.expired(now)
+                for connection in [c for c in connections if c.deadline <= now or c.paused]:
+                    if connection.deadline <= now:
+                        connection.expired(now)
+                    else:
+                        connection.look(now)
 
     async def drain(self, drain_s: float) -> None:
         """Let requests end for so long; end the rest."""

@@ -44,6 +44,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_busy",
         "_exchange_start_bytes",
+        "_framing_bytes",
         "_head_bytes",
         "_is_head",
         "_parser",
@@ -99,6 +100,8 @@ class Connection(asyncio.Protocol):
         self._busy = True
         self._exchange_start_bytes = self._written_bytes
         self._head_bytes = 0
+        self._framing_bytes = 0
+        """What came behind the head since there was a piece of a body: chunk extensions or trailers."""
         self._until_close = False
         self.complete = False
         self.head_done = False
@@ -211,8 +214,12 @@ class Connection(asyncio.Protocol):
             if pieces:
                 body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
                 self._pieces = []
+                self._framing_bytes = 0
             else:
                 body = b""
+                self._framing_bytes += len(data)
+                if self._framing_bytes > MAX_HEAD_BYTES and not self.complete:
+                    error = UpstreamError(f"sent more than {MAX_HEAD_BYTES} bytes of trailers or chunk extensions")
             asker = self.asker
             if asker is not None and (body or self.complete or error is None):
                 asker.on_answer(self, body)
