@@ -16,6 +16,8 @@ from services.router.processes.memory import SharedMemory
 from services.router.watch.snapshot import Snapshot
 
 REAP_S = 10.0
+END_S = 3.0
+"""What a process that was told to stop gets, once its link is closed, to hand over its last log lines and end."""
 PROGRAM = "services.router.processes.secondary"
 
 
@@ -104,8 +106,11 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             self.popen.kill()
 
-    async def reap(self) -> None:
-        """Have it ended, whatever state it is in. The process is no more when this returns."""
+    async def reap(self, *, end_s: float = 0.0) -> None:
+        """Have it ended, whatever state it is in. The process is no more when this returns. end_s: for it to end by
+        itself."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self.popen.wait, end_s)
         self.popen.kill()
         await asyncio.to_thread(self.popen.wait, REAP_S)
         await self.link.finish(0.1)

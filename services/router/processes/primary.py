@@ -16,7 +16,7 @@ import structlog
 
 from services.router.http.asgi import App
 from services.router.http.server import Accepting, Server
-from services.router.processes.child import Child
+from services.router.processes.child import END_S, Child
 from services.router.processes.counts import PRIMARY, PrimaryCounts, num_slots
 from services.router.processes.door import Door
 from services.router.processes.frames import Frame, encode
@@ -229,7 +229,7 @@ class Primary:
             self._door.unseat(child.column)
         child.door.close()
         self._relays.pop(child.column).close()
-        await child.reap()
+        await child.reap(end_s=END_S if self._stopping.is_set() and not child.killed_for else 0.0)
         lost = self.memory.take_back(child.column, heir=PRIMARY)
         del self._children[child.column]
         if child.snapshot:

@@ -202,6 +202,7 @@ async def test_all_processes_drain_when_the_whole_group_is_told(
     assert [await outcome(talker) for talker in both] == [200, 200]
     assert await process.ended() == ExitCode.DRAINED
     await process.until_none_lives()
+    assert "router_process_cut_short" not in process.run_dir.log("router").read_text()
 
 
 def refuses(port: int) -> bool:
