@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 from furlong.addresses import join_host_port
 
 MAX_URL_CHARS = 2048
+MAX_HOST_CHARS = 253
+MAX_LABEL_CHARS = 63
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -104,6 +106,8 @@ def _normal_host(text: str, host: str | None) -> str:
     if ip is None:
         if ":" in host or host.rsplit(".", 1)[-1][:1].isdigit():  # resolvers read 0x7f.1 or 2130706433 as addresses
             raise _bad(text, "must have a host name or an address such as 127.0.0.1 or [::1]")
+        if len(host) > MAX_HOST_CHARS or not all(0 < len(label) <= MAX_LABEL_CHARS for label in host.split(".")):
+            raise _bad(text, f"must have a host of parts of 1 to {MAX_LABEL_CHARS} characters (RFC 1035)")
         return host
     if reason := refused_address(host):
         raise _bad(text, f"cannot be a worker: {reason}")
