@@ -54,7 +54,7 @@ class Gate:
             await answer_error(send, 403, "admin_path_refused", f"{path[:200]} {NO_TOKEN_SET}")
         elif (admin or plain not in NEED_NO_TOKEN) and not self._token.allows(scope["headers"]):
             await answer_error(send, 401, "unauthorized", NEED_TOKEN, headers=CHALLENGE)
-        elif admin and plain != path:
+        elif admin and plain.encode() != scope["raw_path"]:
             await answer_error(send, 400, "bad_request", f"spell the path of an admin call plainly: {plain[:200]}")
         else:
             await self._app(scope, receive, send)

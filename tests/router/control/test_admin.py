@@ -133,7 +133,14 @@ async def test_abort_all_needs_the_token(guarded: Running, start_worker: StartWo
 async def test_an_admin_path_must_be_spelled_plainly(guarded: Running, start_worker: StartWorker) -> None:
     worker = await start_worker()
     await guarded.add(worker)
-    for path in (b"//pause_generation", b"/x/../pause_generation", b"/PAUSE_generation"):
+    for path in (
+        b"//pause_generation",
+        b"/x/../pause_generation",
+        b"/PAUSE_generation",
+        b"/%70ause_generation",
+        b"/pause_generation%20http/1.1%0d%0ax-more:%20a",  # would be a request line and a header of its own
+        b"/pause_generation%3fmode=abort",
+    ):
         answer = await exchange(guarded.port, get(path, extra=b"authorization: Bearer %s\r\n" % TOKEN.encode()))
         assert answer.status == 400
     assert worker.requests == []
