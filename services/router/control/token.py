@@ -37,6 +37,8 @@ class Token:
         self._path = path
         self._seen = (0, 0, 0)
         self._value = b""
+        self._problem = ""
+        """Why the token of before is still in force; empty: it is what the file holds."""
         if path:
             try:
                 self._seen, self._value = _read(path)
@@ -78,11 +80,15 @@ class Token:
         """Take over what the file holds by now."""
         try:
             if _signature(self._path) == self._seen:
+                self._problem = ""
                 return
             self._seen, value = _read(self._path)
         except (OSError, BadToken) as error:
-            log.warning("router_token_kept", path=self._path, error=str(error))
+            if str(error) != self._problem:  # once, not for each request
+                self._problem = str(error)
+                log.warning("router_token_kept", path=self._path, error=self._problem)
             return
+        self._problem = ""
         if value != self._value:
             self._value = value
             log.info("router_token_changed", path=self._path)

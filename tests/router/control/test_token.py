@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import grpc
 import grpc.aio
 import pytest
+import structlog
 
 from furlong import rpc
 from furlong.config import ConfigError
@@ -70,6 +71,16 @@ def test_a_file_gone_bad_leaves_the_old_token_in_force(file: Path, damage: str |
     else:
         file.write_text(damage)
     assert token.allows(headers(FIRST)) and not token.allows(headers(""))
+
+
+def test_a_file_gone_bad_is_told_once_and_not_for_each_request(file: Path) -> None:
+    token = Token(str(file))
+    with structlog.testing.capture_logs() as lines:
+        for content in ("two words", FIRST, "two words"):
+            file.write_text(content)
+            for _ in range(3):
+                assert token.allows(headers(FIRST))
+    assert [line["event"] for line in lines] == ["router_token_kept", "router_token_kept"]
 
 
 @pytest.mark.parametrize("content", ["", " \n", "two words", "two\nlines", "\u00e9", "x" * 5000])
