@@ -46,6 +46,7 @@ class Router:
         self.workers = workers if workers is not None else Workers(settings)
         self.observer.workers = self.workers
         self.proxy = Proxy(self.workers, settings, self.observer, self.token)
+        self.workers.on_left = self.proxy.forget
         self.probes = Probes(self.workers, settings, self.observer, self.identity)
         self._state_path = state_file
         self._state: StateFile | None = None
@@ -89,12 +90,7 @@ class Router:
 
     def remove(self, name: str) -> bool:
         """Take a worker out, by id or address. False: none is registered."""
-        worker = self.workers.registered(name)
-        if worker is None:
-            return False
-        self.workers.remove(worker.worker_id)
-        self.proxy.forget(worker)
-        return True
+        return self.workers.remove(name)
 
     async def settled(self) -> None:
         """Return once every process acts on all changes that were made so far."""

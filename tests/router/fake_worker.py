@@ -77,6 +77,11 @@ class FakeWorker:
     def url(self) -> str:
         return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
+    @property
+    def num_open(self) -> int:
+        """Connections that are open now."""
+        return len(self._connections)
+
     async def start(self) -> "FakeWorker":
         self._server = await asyncio.start_server(self._connected, self.host, self.port, backlog=2048, limit=2**20)
         self.port = self._server.sockets[0].getsockname()[1]

@@ -8,7 +8,7 @@ import pytest
 
 from services.router.workers.workers import State
 from tests.router.conftest import Running, StartRouter, StartWorker
-from tests.router.fake_worker import FakeWorker, Seen
+from tests.router.fake_worker import FakeWorker, Seen, answer_ok
 from tests.router.raw_client import exchange, get, post
 from tests.router.test_keep_alive import trust
 from tests.router.waiting import eventually
@@ -219,6 +219,33 @@ async def test_a_worker_restarted_on_its_address_serves_again(router: Running, s
     await router.add(worker)
     answers = [await exchange(router.port, post(b"/generate")) for _ in range(10)]
     assert [answer.status for answer in answers] == [200] * 10 and len(worker.requests) == 10
+
+
+async def test_registering_again_forgets_that_requests_failed(
+    start_router: StartRouter, start_worker: StartWorker
+) -> None:
+    router = await start_router(breaker_pause_s=60.0, health_interval_s=60.0)
+    bad = await start_worker(lambda seen: seen.answer(b"", status=b"500 Oops"))
+    await router.add(bad)
+    await router.add(await start_worker())
+    for _ in range(10):
+        await exchange(router.port, post(b"/generate"))
+    assert len(bad.requests) == 3  # its breaker is open
+    bad.handler = answer_ok
+    await router.add(bad)
+    answers = [await exchange(router.port, post(b"/generate")) for _ in range(10)]
+    assert [answer.status for answer in answers] == [200] * 10 and len(bad.requests) == 3 + 5
+
+
+async def test_registering_again_and_again_keeps_no_connection_of_before(
+    start_router: StartRouter, start_worker: StartWorker
+) -> None:
+    router = await start_router(health_interval_s=60.0, idle_connection_s=60.0)
+    worker = await start_worker()
+    for _ in range(3):
+        await router.add(worker)
+        await exchange(router.port, post(b"/generate"))
+    await eventually(lambda: worker.num_open == 1, "only the last registration's connection is open")
 
 
 async def test_a_worker_that_fails_at_once_does_not_draw_the_load(

@@ -80,16 +80,12 @@ class MirrorWorkers(SharedWorkers):
     def __init__(self, settings: RouterSettings, counts: SharedCounts, *, news: News) -> None:
         super().__init__(settings, counts)
         self._news = news
-        self.on_left: Callable[[Worker], None] | None = None
-        """Called for each that is no longer registered."""
 
     def follow(self, entries: list[Entry]) -> None:
         """Take over the whole registry."""
         told = {entry["id"] for entry in entries}
         for worker in [w for w in self._current.values() if w.worker_id not in told]:
             self._leave(worker)
-            if self.on_left is not None:
-                self.on_left(worker)
         workers = [self._by_id.get(entry["id"]) or self._joined(entry) for entry in entries]
         self._current.clear()
         for worker, entry in zip(workers, entries, strict=True):

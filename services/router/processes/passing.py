@@ -66,7 +66,6 @@ class Passing:
         self._workers = MirrorWorkers(settings, counts, news=self._news)
         self._router = router = Router(settings, workers=self._workers)
         router.observer.process = str(self._column)
-        self._workers.on_left = router.proxy.forget
         self._link: Link
         self._relay: Relay
         self._first = asyncio.Event()

@@ -39,6 +39,8 @@ class Membership:
         self._closed = False
         self.on_change: list[Callable[[], None]] = []
         """Called after every change of membership or state; must not block or raise."""
+        self.on_left: Callable[[Worker], None] | None = None
+        """Called for each registration that ends, also by one that takes its place; must not block or raise."""
 
     def add(self, url: object, *, admit: bool, registration: Registration = PLAIN, configured: bool = False) -> Worker:
         """Register a worker, or start the registration of a known address anew. Raises BadUrl, TooManyWorkers.
@@ -152,6 +154,8 @@ class Membership:
         del self._current[worker.url]
         del self._by_id[worker.worker_id]
         self._leaving.append(worker)
+        if self.on_left is not None:
+            self.on_left(worker)
         self._forget_idle()
 
     def _forget_idle(self) -> None:
