@@ -77,21 +77,23 @@ class Bridge(Exchange):
         Exchange.on_client_left(self)
 
     def expired(self, now: float) -> None:
-        """The body or the answer took too long."""
+        """The client was too slow, with its body or with taking the answer."""
+        limit_s = self._settings.idle_timeout_s
         if self._task is None:
-            message = f"the rest of the body did not come within {self._settings.idle_timeout_s:g} s"
+            message = f"the rest of the body did not come within {limit_s:g} s"
             self.on_bad_body(Objection(408, "client_stalled", message))
         else:
-            self.cut_short()
+            self._task.cancel()
+            self.break_off("client_stalled", f"the client took nothing for {limit_s:g} s")
 
     def cut_short(self) -> None:
         """There is no more time for this request."""
         if self._task is not None:
             self._task.cancel()
         if self.status:
-            self.break_off("stopping", "the router is stopping, or the answer took too long")
+            self.break_off("stopping", "the router is stopping")
         else:
-            self.refuse(503, "stopping", "the router is stopping, or the answer took too long")
+            self.refuse(503, "stopping", "the router is stopping")
 
     def _too_large(self) -> None:
         self.on_bad_body(body_too_large(self._settings.max_control_body_bytes))
@@ -170,7 +172,9 @@ class Bridge(Exchange):
             self.to.answered(self)
         elif self.to.full:
             self._ready.clear()
+            self.to.deadline = time.monotonic() + self._settings.idle_timeout_s
             await self._ready.wait()
+            self.to.deadline = NEVER
 
     def _framed(self, body: bytes, *, more: bool) -> bytes:
         if self.method == "HEAD":

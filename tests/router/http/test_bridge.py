@@ -133,6 +133,25 @@ async def test_an_application_waits_for_a_client_that_takes_nothing() -> None:
         writer.close()
 
 
+async def test_a_client_that_takes_nothing_for_too_long_is_cut_off() -> None:
+    cancelled = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        try:
+            while True:
+                await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async with serving(app, idle_timeout_s=0.3) as port, asyncio.timeout(5):
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=65536)
+        writer.write(get(b"/workers"))
+        await cancelled.wait()
+        writer.close()
+
+
 async def test_requests_are_ended_when_the_server_stops() -> None:
     arrived = asyncio.Event()
 
