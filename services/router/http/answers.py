@@ -63,8 +63,3 @@ async def answer_error(
 ) -> None:
     """An error as a whole answer. kind: a word that a program can tell errors apart by."""
     await answer_json(send, status, error_content(kind, message, **more), headers=headers)
-
-
-async def answer_unavailable(send: Send, kind: str, message: str, settings: RouterSettings) -> None:
-    """503, with a Retry-After."""
-    await answer_error(send, 503, kind, message, headers=[(b"retry-after", b"%d" % retry_after_s(settings))])

@@ -1,6 +1,5 @@
 """Bounds of the latency histograms, and what can be read from one. Pure."""
 
-from bisect import bisect_left
 from collections.abc import Sequence
 
 BOUNDS_S: tuple[float, ...] = (
@@ -9,11 +8,6 @@ BOUNDS_S: tuple[float, ...] = (
 """Upper bounds in seconds, each inclusive: from a quick answer to a long generation."""
 NUM_BUCKETS = len(BOUNDS_S) + 1
 """With the one above the last bound."""
-
-
-def bucket_of(seconds: float) -> int:
-    """The bucket that a time falls into."""
-    return bisect_left(BOUNDS_S, seconds)
 
 
 def quantile(counts: Sequence[int], share: float) -> float | None:

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
-REQUEST_ID = b"x-request-id"
 TRACEPARENT = b"traceparent"
 MAX_REQUEST_ID_BYTES = 128
 
@@ -40,14 +39,6 @@ def new_request_id() -> bytes:
 def is_request_id(value: bytes) -> bool:
     """Whether a client's id is taken: 1 to 128 visible ASCII characters, so that it can stand in a line or a header."""
     return _fits(value) is not None
-
-
-def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The id of a request: the client's own if it is fit, else a new one. Header names are lower case."""
-    for name, value in headers:
-        if name == REQUEST_ID and _fits(value):
-            return value
-    return b"%b-%x" % (_maker.prefix, next(_maker.numbers))
 
 
 def trace_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
