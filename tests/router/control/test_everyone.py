@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import aiohttp
 import orjson
 import pytest
+import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.router.control.fan_out import FanOut
@@ -78,8 +79,11 @@ async def test_abort_only_by_rid(router: Running, start_worker: StartWorker, bod
 async def test_an_abort_that_no_worker_took_is_an_error(router: Running, start_worker: StartWorker) -> None:
     worker = await start_worker(lambda seen: seen.answer(b"", status=b"500 Oops"))
     await router.add(worker)
-    status, said = await call(router, "POST", "/abort_request", {"rid": "x"})
+    with structlog.testing.capture_logs() as lines:
+        status, said = await call(router, "POST", "/abort_request", {"rid": "x"})
     assert status == 502 and said["workers"] == {worker.url: 500}
+    [told] = [line for line in lines if line["event"] == "worker_call_refused"]
+    assert (told["url"], told["status"], told["path"]) == (worker.url, 500, "/abort_request")
 
 
 async def test_flush_reaches_every_worker(router: Running, start_worker: StartWorker) -> None:

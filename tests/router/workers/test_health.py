@@ -44,6 +44,26 @@ async def test_a_worker_busy_with_a_request_may_miss_probes(router: Running, sta
     await router.until_state(worker.url, State.UNREADY)  # idle and silent: not busy
 
 
+async def test_a_probe_missed_now_and_then_changes_nothing(
+    start_router: StartRouter, start_worker: StartWorker
+) -> None:
+    router = await start_router(health_interval_s=0.02, health_timeout_s=0.1)
+
+    async def every_third_hangs(seen: Seen) -> None:
+        if len(worker.probes) % 3 == 0:
+            await asyncio.Event().wait()
+        await seen.answer()
+
+    worker = await start_worker()
+    worker.probe_handler = every_third_hangs
+    worker_id = await router.add(worker)
+    workers = router.listening.router.workers
+    states: list[State] = []
+    workers.on_change.append(lambda: states.extend(w.state for w in workers.all()))
+    await eventually(lambda: len(worker.probes) >= 20, "twenty probes")
+    assert states == [] and workers.find(worker_id).state is State.READY  # type: ignore[union-attr]
+
+
 async def test_a_late_probe_within_its_limit_is_good(start_router: StartRouter, start_worker: StartWorker) -> None:
     router = await start_router(health_timeout_s=5.0)
 
