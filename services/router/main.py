@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,8 @@ log = structlog.get_logger()
 
 DRAIN_SHARE = 0.8
 """Part of the drain budget that running requests get; the rest is for ending the process."""
+CLIENTS_SHARE = 0.75
+"""Part of the open files that connections of clients may be."""
 
 
 @dataclass(frozen=True)
@@ -155,15 +157,15 @@ async def _start_grpc(router: Router, host: str, port: int) -> "rpc.Server":
 
 @contextlib.asynccontextmanager
 async def _serve(context: ServiceContext, *, logging: Logging, grpc_port: int | None) -> AsyncGenerator[None]:
-    _raise_file_limit()
     config = context.config
+    settings = _within_files(RouterSettings.of(config), _raise_file_limit())
     stack = contextlib.AsyncExitStack()
     remedy = "Stop it, or give another folder."
     stack.enter_context(FolderLock(context.run_dir.router_state.parent, service="router", remedy=remedy))
     async with (
         stack,
         listening(
-            RouterSettings.of(config),
+            settings,
             host=router_host(config),
             http_port=config.router.router_port,
             grpc_port=grpc_port,
@@ -188,7 +190,26 @@ def _told_besides(config: RunConfig) -> dict[str, str]:
     return {"token_file": os.path.abspath(token_file)} if token_file else {}
 
 
-def _raise_file_limit() -> None:
-    """Each request in flight takes two sockets; the usual soft limit is 1024 files."""
+def _raise_file_limit() -> int:
+    """Each request in flight takes two sockets; the usual soft limit is 1024 files. The limit from now on."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def _within_files(settings: RouterSettings, num_files: int) -> RouterSettings:
+    """With no more connections of clients than leave files for workers: the unused ones of clients alone must not take
+    them all."""
+    if num_files == resource.RLIM_INFINITY:
+        return settings
+    most = max(1, int(CLIENTS_SHARE * num_files)) * settings.processes
+    if settings.max_connections <= most:
+        return settings
+    log.warning(
+        "connections_limited_by_files",
+        asked=settings.max_connections,
+        max_connections=most,
+        max_files=num_files,
+        remedy="raise `ulimit -Hn`, or lower --router-max-connections",
+    )
+    return replace(settings, max_connections=most)

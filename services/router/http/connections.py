@@ -40,6 +40,13 @@ class ConnectTimeout(NotOpened):
     """It did not open in time."""
 
 
+class Exhausted(NotOpened):
+    """This machine gives the router no more files, ports or memory: nothing is known of the worker."""
+
+
+OWN_SHORTAGE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """An address that needs no name service."""
@@ -65,6 +72,9 @@ async def open_connection(url: WorkerUrl, *, timeout_s: float, worker_ca: str = 
     except ssl.SSLError as error:
         raise NotOpened(f"{url} could not be trusted or spoken to over TLS: {error}") from error
     except OSError as error:  # no route, no such name
+        if error.errno in OWN_SHORTAGE and not isinstance(error, socket.gaierror):
+            remedy = "raise `ulimit -n`, or lower --router-max-connections"
+            raise Exhausted(f"the router could open no connection to {url}: {error}; {remedy}") from error
         raise NotOpened(f"{url} could not be reached: {error}") from error
 
 

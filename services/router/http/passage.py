@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from services.router.http.answers import retry_after_s
-from services.router.http.connections import ConnectTimeout, NotOpened, Refused
+from services.router.http.connections import ConnectTimeout, Exhausted, NotOpened, Refused
 from services.router.http.exchange import Exchange
 from services.router.http.headers import status_line, without_named
 from services.router.http.request import Request
@@ -134,6 +134,10 @@ class Passage(Sending):
 
     def _not_opened(self, error: NotOpened) -> None:
         worker = self._on
+        if isinstance(error, Exhausted):
+            seconds = b"retry-after: %d\r\n" % retry_after_s(self._proxy.settings)
+            self.refuse(503, "router_exhausted", str(error), lines=(seconds,))
+            return
         workers = self._proxy.workers
         workers.failed(worker, str(error))
         if isinstance(error, Refused):

@@ -11,7 +11,7 @@ import time
 import structlog
 
 from services.router.http.calls import CALLER, IN_A_CIRCLE, call
-from services.router.http.connections import ConnectTimeout, NotOpened, Refused
+from services.router.http.connections import ConnectTimeout, Exhausted, NotOpened, Refused
 from services.router.http.upstream import UpstreamError
 from services.router.settings import RouterSettings
 from services.router.watch.observer import Observer
@@ -110,6 +110,9 @@ class Probes:
         except (TimeoutError, ConnectTimeout):
             limit_s = self._settings.health_timeout_s
             self._workers.probe_failed(worker, f"GET {path} was not answered within {limit_s:g} s", timed_out=True)
+            return path, False
+        except Exhausted as error:  # the router's own trouble, which must not cost a worker its confirmed weights
+            log.error("probe_not_possible", worker=worker.worker_id, url=worker.name, error=str(error))
             return path, False
         except (NotOpened, UpstreamError) as error:
             self._workers.probe_failed(worker, f"GET {path}: {error}")
