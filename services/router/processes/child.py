@@ -34,6 +34,10 @@ class Child:
         self.version = 0
         """Of the registry that it acts on."""
         self.ready = asyncio.Event()
+        self.seat_at = 0
+        """The version of the registry that it must act on before it gets connections."""
+        self.seated = False
+        """It gets connections."""
         self.ended = asyncio.Event()
         """Its end of the link is closed."""
         self.gone = asyncio.Event()

@@ -8,11 +8,19 @@ import contextlib
 import fcntl
 import mmap
 import os
+import signal
+import struct
+import time
 from collections.abc import Generator
 
 WORD_BYTES = 8
 LINE_WORDS = 8
 """A cache line, so that processes do not take it from each other."""
+LOCK_LIMIT_S = 1.0
+"""A lock is held for microseconds. Who holds it for so long is stopped, and would have all others stand still."""
+LOCK_POLL_S = 0.001
+_FLOCK = "hhqqi"
+"""struct flock of the kernel: type, whence, start, length, process id."""
 _WAITING, _SINCE, _CLOSED = 0, 1, 2
 _PER_COLUMN = ("in_flight", "requests", "failures", "heard")
 _PER_SLOT = ("turn", "is_open", "in_a_row", "try_at", "trial_by")
@@ -101,11 +109,37 @@ class SharedMemory:
 
     def lock(self, slot: int) -> None:
         """See `locked`."""
-        fcntl.lockf(self.fd, fcntl.LOCK_EX, 1, slot)
+        try:
+            fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+        except BlockingIOError:
+            self._wait_for_lock(slot)
 
     def unlock(self, slot: int) -> None:
         """See `locked`."""
         fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, slot)
+
+    def _wait_for_lock(self, slot: int) -> None:
+        """Until it is free. A secondary that holds it for too long is ended; the primary is waited for, since without
+        it there is no router."""
+        deadline = time.monotonic() + LOCK_LIMIT_S
+        while True:
+            try:
+                fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+                return
+            except BlockingIOError:
+                time.sleep(LOCK_POLL_S)
+            if time.monotonic() > deadline:
+                deadline += LOCK_LIMIT_S
+                holder = self._holder(slot)
+                if holder not in (0, os.getppid()):  # the parent of a secondary is the primary
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(holder, signal.SIGKILL)
+
+    def _holder(self, slot: int) -> int:
+        """The process that holds a slot's lock; 0: none."""
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, slot, 1, 0)
+        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(self.fd, fcntl.F_GETLK, asked))
+        return 0 if kind == fcntl.F_UNLCK else max(pid, 0)
 
     def clear_slot(self, slot: int) -> None:
         """Begin a slot anew. Only when nobody uses it."""

@@ -37,8 +37,13 @@ START_S = 20.0
 """What the processes get to start before the router begins without those that are late."""
 ACK_LIMIT_S = 3.0
 """A process that has not acted on a change by then is killed: nobody may rely on what it does."""
+ACK_LOOKS = 10
+"""The limit is waited for in so many parts: what came while this process was stopped is read before it is judged."""
 SILENT_S = 15.0
 """A process that gives no sign of life for so long is killed."""
+LOOK_S = 1.0
+LATE_S = 1.0
+"""A look that comes so late says more of this process than of the others."""
 ASK_S = 1.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 """Before a process is started anew: doubled each time, until one lives for GOOD_S."""
@@ -104,8 +109,7 @@ class Primary:
         """Connections come in."""
         self._door = door
         for child in self._children.values():
-            if child.ready.is_set():
-                door.seat(child.column, child.door)
+            self._seat(child)
 
     def stop(self) -> None:
         """Have the secondaries drain, as this process does."""
@@ -116,18 +120,23 @@ class Primary:
     # What is in force
 
     async def settled(self) -> None:
-        """Return once each process acts on all changes that were made so far; one that does not is no more then."""
+        """Return once each process acts on all changes that were made so far; one that does not is no more then.
+
+        One that only starts is not waited for: it takes no request before it acts on them (`_seat`).
+        """
         self._feed()
         version = self._version
-        await asyncio.gather(*(self._settle(child, version) for child in list(self._children.values())))
+        begun = [child for child in self._children.values() if child.ready.is_set()]
+        await asyncio.gather(*(self._settle(child, version) for child in begun))
 
     async def _settle(self, child: Child, version: int) -> None:
-        try:
-            async with asyncio.timeout(ACK_LIMIT_S):
-                await child.until_version(version)
-        except TimeoutError:
-            self._kill(child, f"did not act on a change within {ACK_LIMIT_S:g} s")
-            await child.gone.wait()
+        for _ in range(ACK_LOOKS):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ACK_LIMIT_S / ACK_LOOKS):
+                    await child.until_version(version)
+                    return
+        self._kill(child, f"did not act on a change within {ACK_LIMIT_S:g} s")
+        await child.gone.wait()
 
     def _taken_in(self, worker: Worker) -> bool:
         version = self._leaving.setdefault(worker, self._version + 1)
@@ -166,8 +175,18 @@ class Primary:
             self._on_news(frame["news"])
         elif "ack" in frame:
             self._send_registry(child)
+            self._seat(child)
             self.workers.recount()  # who was leaving may have left
-        elif "ready" in frame and self._door is not None and not self._stopping.is_set():
+        elif "ready" in frame:
+            child.seat_at = self._version
+            self._seat(child)
+
+    def _seat(self, child: Child) -> None:
+        """Give a process connections, once it acts on all that it was not waited for in `settled`."""
+        if self._door is None or self._stopping.is_set() or child.seated:
+            return
+        if child.ready.is_set() and child.version >= child.seat_at:
+            child.seated = True
             self._door.seat(child.column, child.door)
 
     def _on_news(self, news: dict[str, dict[str, str]]) -> None:
@@ -256,11 +275,15 @@ class Primary:
 
     async def _watch_signs(self) -> None:
         while True:
-            await asyncio.sleep(1.0)
-            limit = time.monotonic() - SILENT_S
+            slept_from = time.monotonic()
+            await asyncio.sleep(LOOK_S)
+            now = time.monotonic()
+            if now - slept_from > LOOK_S + LATE_S:
+                continue  # this process did not run: what the others said meanwhile is not read yet
             for child in self._children.values():
-                if child.last_sign < limit and not child.killed_for:
-                    self._kill(child, f"gave no sign of life for {SILENT_S:g} s")
+                limit_s = SILENT_S if child.ready.is_set() else START_S
+                if now - child.last_sign > limit_s and not child.killed_for:
+                    self._kill(child, f"gave no sign of life for {limit_s:g} s")
 
     async def _until_ready(self, columns: range) -> None:
         deadline = time.monotonic() + START_S

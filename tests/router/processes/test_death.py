@@ -269,7 +269,9 @@ async def test_processes_that_are_killed_again_and_again_leave_nothing_behind(
             await eventually(lambda: len(child_pids()) == 2, "both are there", timeout_s=20)
             served = statuses.total()
             await eventually(lambda: statuses.total() > served + 200, "requests are served")  # noqa: B023
-            os.kill(child_pids()[number % 2], signal.SIGKILL)
+            pid = child_pids()[number % 2]
+            os.kill(pid, signal.SIGKILL)
+            await eventually(lambda: pid not in child_pids(), "it is dead", timeout_s=5.0)  # noqa: B023
         stop.set()
     assert statuses[True, 200] > 500 and statuses[False, 200] > 500
     assert statuses[True, 0] == 0 and {status for _, status in statuses} <= {0, 200}
