@@ -51,7 +51,7 @@ def run_alone(service: str, arguments: Sequence[str]) -> int:
     die_with_parent(parent_pid)
     problems = [*missing_packages(config, [service]), *tail_problems(config.metrics.tail), *bad_router_files(config)]
     if problems := problems or bad_hooks(config, [service], os.environ):
-        raise ConfigError(problems)
+        raise ConfigError([KINDS[service].as_typed(problem) for problem in problems])
     from furlong.cli.one_service import load_service
 
     # on a terminal the lines below are for people, and the log is in its file

@@ -3,15 +3,16 @@
 Pure but for `--help`, which prints and ends.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
 from furlong.config.errors import ConfigError, Problem
 from furlong.config.load import OwnFlag, Tree, known_flags, problems_of, read_flags
 from furlong.config.routerrules import check_router
-from furlong.config.rules import check_host, check_metrics
+from furlong.config.rules import check_host, check_metrics, check_metrics_addr
 from furlong.config.sections import MetricsSection, RouterSection, RunConfig
 
 _PORT = "Port of HTTP. 0: a free one."
@@ -65,6 +66,23 @@ class Alone:
         in_section = self.prefix and field in self.offered[self.service]
         return f"{off}{field.replace('_', '-')}" if in_section else name
 
+    def as_typed(self, problem: Problem) -> Problem:
+        """A problem in the words of this command line: keys of sections are its flags, without the prefix."""
+        section, _, field = problem.key.partition(".")
+        key = f"--{field.removeprefix(self.prefix).replace('_', '-')}" if section in self.offered and field else section
+        return replace(
+            problem,
+            key=problem.key if problem.key.startswith("--") else key,
+            rule=self._as_typed(problem.rule),
+            remedy=self._as_typed(problem.remedy),
+        )
+
+    def _as_typed(self, text: str) -> str:
+        if not self.prefix:
+            return text
+        text = re.sub(rf"(?<![\w-])--{self.prefix.replace('_', '-')}(?=[a-z])", "--", text)
+        return re.sub(rf"\b{self.prefix}([a-z_]+)", lambda found: f"--{found[1].replace('_', '-')}", text)
+
 
 def _fields(section: type[MetricsSection] | type[RouterSection], *besides: str) -> tuple[str, ...]:
     return tuple(name for name in section.model_fields if name not in besides)
@@ -106,7 +124,7 @@ ROUTER = Alone(
         OwnFlag("host", RunConfig().run.host, "Address to listen on. Other than loopback needs --token-file."),
         OwnFlag("dir", "furlong-router", f"{_DIR} Workers that are registered are in it, and come back."),
     ),
-    check=check_router,
+    check=lambda config: [*check_router(config), *check_metrics_addr(config)],
     prefix="router_",
     defaults={"router_require_policy_version": False},
 )
@@ -135,8 +153,8 @@ def load_alone(kind: Alone, flags: Sequence[str], *, port: int, host: str | None
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(problems_of(error)) from error
-    if problems := [*kind.check(config), *_check_ports(kind, config)]:
+        raise ConfigError([kind.as_typed(problem) for problem in problems_of(error)]) from error
+    if problems := [kind.as_typed(problem) for problem in (*kind.check(config), *_check_ports(kind, config))]:
         raise ConfigError(problems)
     return config
 

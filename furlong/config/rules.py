@@ -4,6 +4,7 @@
 """
 
 import math
+import re
 
 from furlong.config.destinations import check_destinations, is_loopback
 from furlong.config.errors import ConfigError, Problem
@@ -220,7 +221,16 @@ def check_metrics(config: RunConfig) -> list[Problem]:
     if "/" in metrics.wandb_group or "/" in metrics.wandb_project:
         value = {"wandb_project": metrics.wandb_project, "wandb_group": metrics.wandb_group}
         problems.append(Problem("metrics", value, "wandb project and group must not contain '/'"))
-    return [*problems, *(_check_shared(config) if metrics.metrics_addr else [])]
+    return [*problems, *check_metrics_addr(config), *(_check_shared(config) if metrics.metrics_addr else [])]
+
+
+def check_metrics_addr(config: RunConfig) -> list[Problem]:
+    """An address that nothing could ever be sent to would be noticed by nobody: what is sent waits on disk."""
+    address = config.metrics.metrics_addr
+    if not address or re.fullmatch(r"[^\s/]+:\d{1,5}", address):
+        return []
+    rule, remedy = "must be HOST:PORT", "Give the gRPC address that `furlong metrics` prints, such as 10.0.0.5:8661."
+    return [Problem("metrics.metrics_addr", address, rule, remedy)]
 
 
 def _check_shared(config: RunConfig) -> list[Problem]:

@@ -66,7 +66,8 @@ class RunSection(Section):
     call_timeout_s: Positive = 120.0
     """Seconds that a call between services may take, unless it has a limit of its own."""
     drain_budget_s: Positive = 30.0
-    """Seconds that the run may take to finish its iteration, save and stop after the first Ctrl-C."""
+    """Seconds that a stop may take after the first Ctrl-C: a run finishes its iteration and saves, a service alone
+    finishes what it is answering."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The lowest level that is logged."""
     log_format: Literal["text", "json"] = "text"
@@ -355,7 +356,7 @@ class MetricsSection(Section):
     metrics_grpc_port: Port = 0
     """gRPC port. 0: a free one."""
     metrics_addr: str = ""
-    """gRPC address of a metrics service that runs elsewhere. Empty: found in the run directory."""
+    """gRPC address of a metrics service that runs elsewhere. Empty: a run's own; a router alone then has none."""
     metrics_row_timeout_s: Positive = 30.0
     """Seconds that a row waits for the rest of its contributors before it is handed on, marked incomplete."""
     telemetry_queue_size: Count = 10000

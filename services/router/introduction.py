@@ -30,7 +30,7 @@ def _lines(context: ServiceContext, own: Address) -> list[str]:
     router, folder = context.config.router, context.run_dir.root
     token = f' -H "Authorization: Bearer $(cat {router.router_token_file})"' if router.router_token_file else ""
     num_workers = len(router.router_worker_urls)
-    workers = f"; {num_workers} workers from --worker-urls" if num_workers else ""
+    workers = f"; {num_workers} worker{'s' * (num_workers != 1)} from --worker-urls" if num_workers else ""
     grpc = f" and gRPC {own.grpc}" if own.grpc else ""
     return [
         f"furlong router serves {own.http}{grpc} and keeps its workers in {folder}{workers}",

@@ -78,7 +78,7 @@ def two_free_ports() -> int:
         (["--port", "1", "--config", "run.toml"], "service of no run"),
         (["--port", "1", "--lr", "3"], "--lr"),
         (["--host", "0.0.0.0"], "loopback"),
-        (["--port", "1", "--metrics-grpc-port", "1"], "metrics_grpc_port"),
+        (["--port", "1", "--metrics-grpc-port", "1"], "--metrics-grpc-port"),
         (["--prot", "3"], "Did you mean --port?"),
         (["--port", "1", "--hots", "x"], "Did you mean --host?"),
         (["--wandb-key", "secret"], "no flag takes a secret"),
