@@ -20,8 +20,11 @@ from services.router.http.tls import serving_context
 BACKLOG = 4096
 SWEEP_S = 0.25
 """Time limits are kept to this; there is no timer for a request or a connection."""
-MAX_REFUSED = 1024
-"""Connections that are told that they are one too many, at once; more of them are closed without a word."""
+LATE_S = 0.5
+"""A sweep that comes later than this judges nobody."""
+REFUSED_SHARE = 16
+"""One in so many of the most connections may be there besides, to be told that it is one too many; more of them are
+closed without a word."""
 CLOSING_S = 1.0
 """What the last answers get to leave the process."""
 
@@ -81,7 +84,7 @@ class Server:
         if self.num_open() <= self.settings.max_connections:
             return
         self._connections.discard(connection)
-        if len(self._refused) < MAX_REFUSED:
+        if len(self._refused) <= self.settings.max_connections // REFUSED_SHARE:
             self._refused.add(connection)
             connection.refuse_all()
         else:
@@ -107,9 +110,15 @@ class Server:
             limits.total_timeout_s or limits.idle_timeout_s,
         )
         sweep_s = min(SWEEP_S, shortest / 4)
+        now = time.monotonic()
+        was_late = False
         while True:
+            before = now
             await asyncio.sleep(sweep_s)
             now = time.monotonic()
+            was_late = now > before + sweep_s + LATE_S and not was_late
+            if was_late:  # this process did not run: what came meanwhile is to be read before anybody is called late
+                continue
             for connections in (self._connections, self._refused):
                 for connection in [c for c in connections if c.deadline <= now or c.paused]:
                     if connection.deadline <= now:

@@ -20,6 +20,8 @@ log = structlog.get_logger()
 
 TICK_S = 0.05
 """While somebody waits, how often is looked whether a time limit is over or a worker may be tried again."""
+LATE_S = 0.5
+"""A tick that comes later than this refuses nobody."""
 NO_LIMIT = 1 << 62
 
 _Key = tuple[frozenset[tuple[str, str]], frozenset[Worker]]
@@ -122,6 +124,7 @@ class Queue:
         self._call_later = call_later
         self._lines: dict[_Key, OrderedDict[Ticket, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._tick_at = math.inf
         self._earliest = math.inf
         self._last_number = 0
         self._serving = False
@@ -206,7 +209,8 @@ class Queue:
         """Refuse those whose time is over; see whether the others can be served by now."""
         self._timer = None
         now = self._clock()
-        if now >= self._earliest:
+        is_late = now > self._tick_at + LATE_S  # this process did not run: workers may be free that nobody knows of yet
+        if now >= self._earliest and not is_late:
             waiting = [ticket for line in self._lines.values() for ticket in line]
             self._earliest = min((ticket.deadline for ticket in waiting if ticket.deadline > now), default=math.inf)
             over = [ticket for ticket in waiting if ticket.deadline <= now]
@@ -227,7 +231,9 @@ class Queue:
 
     def _arm(self) -> None:
         if self._timer is None and self.num_waiting:
-            wait_s = min(TICK_S, max(0.001, self._earliest - self._clock()))
+            now = self._clock()
+            wait_s = min(TICK_S, max(0.001, self._earliest - now))
+            self._tick_at = now + wait_s
             self._timer = (self._call_later or asyncio.get_running_loop().call_later)(wait_s, self.tick)
 
 
