@@ -122,7 +122,9 @@ class Selection:
         if found is None:
             fitting = ((group, [w for w in group.workers if labels <= w.label_set]) for group in everyone)
             found = tuple(group.part(workers) for group, workers in fitting if workers)
-            if len(self._labelled) >= MAX_KEPT_LABEL_SETS:  # clients make them up
+            if not found:
+                return found  # clients make labels up, thousands in one header: only what some worker has is kept
+            if len(self._labelled) >= MAX_KEPT_LABEL_SETS:
                 self._labelled.clear()
             self._labelled[labels] = found
         return found
