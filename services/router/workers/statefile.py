@@ -124,7 +124,10 @@ def decode(content: bytes) -> list[Record]:
     if not isinstance(found, dict) or found.get("version") != VERSION:
         version = found.get("version") if isinstance(found, dict) else None
         raise ValueError(f"version must be {VERSION}, got {version!r:.40}")
-    return [_record(entry) for entry in found["workers"]]
+    records = [_record(entry) for entry in found["workers"]]
+    if len({record.worker_id for record in records}) != len(records):
+        raise ValueError("worker_id: two workers have the same")
+    return records
 
 
 def _plain(record: Record) -> dict[str, object]:

@@ -24,10 +24,8 @@ RECORD = Record(
 
 
 def test_what_is_written_is_read_again() -> None:
-    assert decode(encode([RECORD, replace(RECORD, paused=True, self_admitting=False)])) == [
-        RECORD,
-        replace(RECORD, paused=True, self_admitting=False),
-    ]
+    records = [RECORD, replace(RECORD, worker_id="another", paused=True, self_admitting=False)]
+    assert decode(encode(records)) == records
 
 
 async def test_it_is_for_its_owner_alone_and_written_after_a_change(tmp_path: Path) -> None:
@@ -75,6 +73,7 @@ DAMAGED = [
     encode([RECORD]).replace(b'"eval"', b"[1]"),
     encode([RECORD]).replace(b"true", b'"yes"'),
     b"[" * 100_000,
+    encode([RECORD, replace(RECORD, url="http://127.0.0.1:2")]),
 ]
 
 
