@@ -6,12 +6,12 @@ may ask is the gate's matter; the router's token goes to no worker. The paths ar
 
 from typing import Any
 
-import orjson
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from services.router.control.bodies import read_body
 from services.router.control.fan_out import FanOut, Headers, Told
+from services.router.control.joins import tree_of
 from services.router.control.refusals import Refusal, unavailable
 from services.router.http.asgi import Receive, Scope, Send
 from services.router.http.headers import first_value
@@ -89,6 +89,6 @@ def _readable(told: Told) -> Any:  # Any: JSON's own open tree
     if told.answer is None:
         return told.error
     try:
-        return orjson.loads(told.answer.body)
-    except orjson.JSONDecodeError:
+        return tree_of(told.answer.body)
+    except ValueError:
         return told.answer.body.decode("utf-8", "replace")

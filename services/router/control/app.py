@@ -14,7 +14,7 @@ from services.router.control.admin import AdminCalls
 from services.router.control.changes import abort_routes, flush_routes
 from services.router.control.fan_out import FanOut
 from services.router.control.gate import Gate
-from services.router.control.reads import load_routes, metric_routes, model_routes
+from services.router.control.reads import load_routes, metric_routes, model_routes, old_load_routes
 from services.router.control.refusals import handle_refusals
 from services.router.control.registration import old_routes, worker_routes
 from services.router.control.status import status_routes
@@ -47,6 +47,7 @@ def control_app(router: Router) -> FastAPI:
         flush_routes(router, fan_out),
         model_routes(router, fan_out),
         load_routes(router, fan_out),
+        old_load_routes(router, fan_out),
         metric_routes(router, fan_out),
         metrics_routes(router),
     ):

@@ -10,6 +10,16 @@ Said = Sequence[tuple[str, bytes]]
 """Worker's address and the body of its answer."""
 
 
+def tree_of(body: bytes) -> Any:  # Any: JSON's own open tree
+    """What a worker answered, as a tree that can be written again. Raises ValueError."""
+    tree = orjson.loads(body)
+    try:
+        orjson.dumps(tree)
+    except orjson.JSONEncodeError as error:  # more can be read than written: a thousand brackets in each other
+        raise ValueError(str(error)) from error
+    return tree
+
+
 def join_models(said: Said) -> tuple[list[Tree], dict[str, str]]:
     """The models that any worker has, each once, in the order first seen; and what could not be read, by worker."""
     models: dict[str, Tree] = {}
@@ -49,8 +59,8 @@ def join_loads(said: Said) -> tuple[Tree, dict[str, str]]:
 def old_loads(worker: str, body: bytes) -> list[Tree] | None:
     """What /get_load of older engines, or /v1/loads of newer ones, says, in the words of the older; None: neither."""
     try:
-        tree = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        tree = tree_of(body)
+    except ValueError:
         return None
     if isinstance(tree, dict):
         tree = tree.get("loads", [tree])
@@ -83,7 +93,7 @@ def _number(rank: Tree, *names: str) -> int:
 
 def _tree(body: bytes) -> Tree:
     try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        found = tree_of(body)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

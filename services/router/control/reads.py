@@ -66,6 +66,13 @@ def load_routes(router: Router, fan_out: FanOut) -> APIRouter:
         now = datetime.datetime.now(datetime.UTC).isoformat()
         return JSONResponse({**joined, "timestamp": now, **({"errors": problems} if problems else {})})
 
+    return routes
+
+
+def old_load_routes(router: Router, fan_out: FanOut) -> APIRouter:
+    """The same in the words of older engines, and of sgl-router."""
+    routes = APIRouter()
+
     @routes.get("/get_load", response_model=list[OldLoad], responses=answers(502, 503))
     async def get_load(request: Request) -> Response:
         """The loads of every worker, in the words of engines before /v1/loads."""

@@ -153,6 +153,14 @@ async def test_a_web_page_may_not_flush_by_a_link(router: Running, start_worker:
     assert answer.status == 403 and worker.requests == []
 
 
+async def test_an_answer_that_cannot_be_nested_is_shown_as_text(guarded: Running, start_worker: StartWorker) -> None:
+    deep = b"[" * 1000 + b"]" * 1000
+    worker = await start_worker(lambda seen: seen.answer(deep))
+    await guarded.add(worker)
+    status, said = await call(guarded, "POST", "/pause_generation", {})
+    assert status == 200 and said["workers"][worker.url] == {"status": 200, "body": deep.decode()}
+
+
 async def test_a_large_answer_of_an_admin_call_comes_whole(guarded: Running, start_worker: StartWorker) -> None:
     async def handler(seen: Seen) -> None:
         await seen.answer(b"a" * 2_000_000)

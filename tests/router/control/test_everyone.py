@@ -184,7 +184,20 @@ async def test_metrics_of_all_engines_are_one_legal_exposition(router: Running, 
     assert up == {first.url: 1.0, second.url: 1.0, off.url: 0.0}
 
 
-@pytest.mark.parametrize("said", [b"", b"[]", b"\xff", b'{"loads": 7}', b'{"data": [1]}'])
+DEEP = b"[" * 1000 + b"]" * 1000
+ODD = [
+    b"",
+    b"[]",
+    b"\xff",
+    b'{"loads": 7}',
+    b'{"data": [1]}',
+    b'{"data": [{"id": "a", "x": %b}], "loads": [{"num_reqs": 1, "x": %b}], "more": %b}' % (DEEP, DEEP, DEEP),
+    b'{"loads": [{"num_reqs": 1e999, "num_running_reqs": -1e999, "num_tokens": [1]}], "num_accelerators": 1e999}',
+    b'{"data": [{"id": "\xed\xa0\x80"}], "loads": [{"a": "\xed\xa0\x80"}]}',
+]
+
+
+@pytest.mark.parametrize("said", ODD, ids=range(len(ODD)))
 async def test_whatever_workers_say_is_no_500(router: Running, start_worker: StartWorker, said: bytes) -> None:
     worker = await start_worker(lambda seen: seen.answer(said, extra=JSON))
     await router.add(worker)
