@@ -38,9 +38,10 @@ async def test_request_headers(router: Running, start_worker: StartWorker) -> No
     ]
 
 
-async def test_answer_headers(router: Running, start_worker: StartWorker) -> None:
+@pytest.mark.parametrize("connection", [b"", b"Connection: keep-alive\r\n"])
+async def test_answer_headers(router: Running, start_worker: StartWorker, connection: bytes) -> None:
     extra = b"Set-Cookie: a\r\nSet-Cookie: b\r\nServer: engine\r\nDate: then\r\n"
-    extra += b"Keep-Alive: timeout=5\r\nConnection: keep-alive\r\n"
+    extra += b"Keep-Alive: timeout=5\r\n" + connection
     await router.add(await start_worker(lambda seen: seen.answer(b"{}", extra=extra)))
     answer = await exchange(router.port, get(b"/model_info"))
     assert answer.header(b"set-cookie") == [b"a", b"b"]

@@ -89,6 +89,8 @@ async def test_the_old_calls(router: Running, start_worker: StartWorker) -> None
     [
         b'{"url": "http://169.254.169.254/"}',
         b'{"url": "file:///etc/passwd"}',
+        b'{"url": "file://127.0.0.1:30000"}',
+        b'{"url": "ftp://127.0.0.1:30000"}',
         b'{"url": ""}',
         b'{"url": null}',
         b'{"url": ["http://a"]}',
