@@ -136,14 +136,14 @@ class Membership:
         """One worker for each address that may still be answering something."""
         return self._fresh(list({w.url: w for w in (*self._leaving, *self._current.values())}.values()))
 
-    async def changes(self) -> AsyncIterator[list[Worker]]:
-        """All workers now, and again after every change of membership or state. Changes close together come as one."""
+    async def changes(self) -> AsyncIterator[None]:
+        """Now, and again after every change of membership or state. Changes close together come as one."""
         event = asyncio.Event()
         self._watching.add(event)
         try:
             while not self._closed:
                 event.clear()
-                yield self.all()
+                yield
                 await event.wait()
         finally:
             self._watching.discard(event)

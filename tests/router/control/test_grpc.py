@@ -13,6 +13,7 @@ import pytest
 from furlong import rpc
 from furlong.v1 import router_pb2 as pb
 from furlong.v1.router_pb2_grpc import RouterStub
+from services.router.control import grpc_service
 from services.router.control.grpc_service import NAME
 from tests.router.conftest import Running, StartWorker
 from tests.router.fake_worker import Seen
@@ -112,6 +113,23 @@ async def test_watchers_see_workers_come_and_go(
         assert states == [pb.WORKER_STATE_JOINING]
     await stub.RemoveWorker(pb.RemoveWorkerRequest(worker=engine.url), timeout=LIMIT_S)
     assert list((await anext(lists)).workers) == []
+
+
+async def test_a_change_is_written_out_once_however_many_watch(
+    router: Running, stub: RouterAsyncStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[pb.ListWorkersResponse] = []
+    monkeypatch.setattr(grpc_service, "_list", lambda workers: made.append(pb.ListWorkersResponse()) or made[-1])
+    watchers = [aiter(stub.WatchWorkers(pb.WatchWorkersRequest(), timeout=LIMIT_S)) for _ in range(20)]
+    for watcher in watchers:
+        await anext(watcher)
+    changes: list[None] = []
+    router.listening.router.workers.on_change.append(lambda: changes.append(None))
+    made.clear()
+    await stub.AddWorker(pb.AddWorkerRequest(url="http://127.0.0.1:1"), timeout=LIMIT_S)
+    for watcher in watchers:
+        await anext(watcher)
+    assert 1 <= len(made) <= len(changes) < len(watchers)
 
 
 async def test_registering_again_is_a_new_registration(stub: RouterAsyncStub, start_worker: StartWorker) -> None:
