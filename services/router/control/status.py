@@ -1,15 +1,15 @@
 """How the router itself is: alive, ready, its counters. The engines' health paths ask the same of it.
 
-GET /healthz                                    the process answers
-GET /readyz, /health, /health_generate, /ready  a worker takes requests
-GET /router/metrics                             counters as JSON
+GET /healthz, /liveness                                     the process answers
+GET /readyz, /readiness, /health, /health_generate, /ready  a worker takes requests
+GET /router/metrics                                         counters as JSON
 """
 
 from fastapi import APIRouter
 
 from services.router.control.refusals import answers, unavailable
 from services.router.control.schemas import Alive, Counters, Ready
-from services.router.http.paths import READINESS
+from services.router.http.paths import ALIVE, READINESS
 from services.router.router import Router
 
 
@@ -30,8 +30,9 @@ def status_routes(router: Router) -> APIRouter:
     for path in ("/readyz", *sorted(READINESS)):
         routes.add_api_route(path, readyz, methods=["GET"], responses=answers(503))
         routes.add_api_route(path, readyz, methods=["HEAD"], include_in_schema=False)
-    routes.add_api_route("/healthz", healthz, methods=["GET"])
-    routes.add_api_route("/healthz", healthz, methods=["HEAD"], include_in_schema=False)
+    for path in sorted(ALIVE):
+        routes.add_api_route(path, healthz, methods=["GET"])
+        routes.add_api_route(path, healthz, methods=["HEAD"], include_in_schema=False)
 
     @routes.get("/router/metrics", responses=answers(401))
     async def counters() -> Counters:

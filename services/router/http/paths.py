@@ -14,6 +14,7 @@ OWN = frozenset(
         "/add_worker",
         "/healthz",
         "/list_workers",
+        "/liveness",
         "/metrics",
         "/readyz",
         "/remove_worker",
@@ -22,8 +23,11 @@ OWN = frozenset(
 )
 """Paths of the router itself."""
 OWN_FOLDERS = ("/workers/", "/router/")
-READINESS = frozenset(("/health", "/health_generate", "/ready"))
-"""Answered like /readyz, though they are paths of the engines: one engine's health says nothing of the router's."""
+ALIVE = frozenset(("/healthz", "/liveness"))
+"""The process answers; the second is sgl-router's word, and stands in the probes of deployments."""
+READINESS = frozenset(("/health", "/health_generate", "/readiness", "/ready"))
+"""Answered like /readyz, though they are paths of the engines, or sgl-router's: one engine's health says nothing of the
+router's."""
 ABORT = "/abort_request"
 FAN_OUT = frozenset(
     (
@@ -37,7 +41,7 @@ FAN_OUT = frozenset(
     )
 )
 """Paths that mean all workers."""
-NEED_NO_TOKEN = READINESS | (FAN_OUT - {"/flush_cache"}) | {"/healthz", "/metrics", "/readyz", "/router/openapi.json"}
+NEED_NO_TOKEN = READINESS | (FAN_OUT - {"/flush_cache"}) | ALIVE | {"/metrics", "/readyz", "/router/openapi.json"}
 """Of those that the router answers. An abort of everything needs it all the same."""
 TELL_KEYS = frozenset(("/get_server_info", "/server_info"))
 """Where engines show how they were started, their keys among it: whoever asks for that needs a key of his own."""

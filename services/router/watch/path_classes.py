@@ -31,6 +31,8 @@ NAMES: dict[str, str] = {
     "/health_generate": "health",
     "/ready": "health",
     "/healthz": "health",
+    "/liveness": "health",
+    "/readiness": "health",
     "/readyz": "health",
     "/metrics": "metrics",
     "/engine_metrics": "metrics",

@@ -7,8 +7,9 @@ from tests.router.raw_client import exchange, get, post
 
 
 async def test_not_ready_until_a_worker_is(router: Running, start_worker: StartWorker) -> None:
-    assert (await call(router, "GET", "/healthz"))[0] == 200
-    for path in ("/readyz", "/health", "/health_generate", "/ready"):
+    for path in ("/healthz", "/liveness"):
+        assert (await call(router, "GET", path))[0] == 200
+    for path in ("/readyz", "/readiness", "/health", "/health_generate", "/ready"):
         status, said = await call(router, "GET", path)
         assert status == 503 and said["error"]["type"] == "no_ready_worker"
     worker = await start_worker()
@@ -17,7 +18,7 @@ async def test_not_ready_until_a_worker_is(router: Running, start_worker: StartW
     assert (await call(router, "GET", "/readyz"))[0] == 503
     worker.ready_status = b"200 OK"
     await router.until_state(worker.url, State.READY)
-    for path in ("/readyz", "/health", "/health_generate", "/ready"):
+    for path in ("/readyz", "/readiness", "/health", "/health_generate", "/ready"):
         assert (await call(router, "GET", path))[0] == 200
     assert worker.requests == []
 
@@ -39,6 +40,6 @@ async def test_counters(router: Running, start_worker: StartWorker) -> None:
 
 async def test_health_may_be_asked_without_a_body(router: Running, start_worker: StartWorker) -> None:
     await router.add(await start_worker())
-    for path in (b"/health", b"/readyz", b"/healthz", b"//health/"):
+    for path in (b"/health", b"/readyz", b"/healthz", b"/liveness", b"//health/"):
         answer = await exchange(router.port, get(path, method=b"HEAD"))
         assert answer.status == 200 and answer.body == b""
