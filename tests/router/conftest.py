@@ -42,6 +42,11 @@ class Running:
         return self.listening.http
 
     @property
+    def grpc(self) -> str:
+        assert self.listening.grpc is not None
+        return self.listening.grpc
+
+    @property
     def port(self) -> int:
         return int(self.url.rsplit(":", 1)[1])
 

@@ -184,7 +184,7 @@ async def test_ipv6(start_router: StartRouter, start_worker: StartWorker) -> Non
     router = await start_router(host="::1")
     worker = await start_worker(host="::1")
     await router.add(worker)
-    assert router.url.startswith("http://[::1]:") and router.listening.grpc.startswith("[::1]:")
+    assert router.url.startswith("http://[::1]:") and router.grpc.startswith("[::1]:")
     async with router.http.post(f"{router.url}/generate", json={}) as answer:
         assert answer.status == 200
     assert worker.requests[0].header(b"host") == [b"[::1]:%d" % worker.port]

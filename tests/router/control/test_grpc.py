@@ -28,7 +28,7 @@ LIMIT_S = 5.0
 
 @pytest.fixture
 async def stub(router: Running) -> AsyncGenerator[RouterAsyncStub]:
-    async with rpc.aio_channel(router.listening.grpc) as channel:
+    async with rpc.aio_channel(router.grpc) as channel:
         yield cast("RouterAsyncStub", RouterStub(channel))
 
 
@@ -162,7 +162,7 @@ async def test_an_unknown_worker_is_not_found(stub: RouterAsyncStub) -> None:
 
 
 async def test_health_says_serving(router: Running) -> None:
-    assert await asyncio.to_thread(rpc.is_serving, router.listening.grpc, NAME)
+    assert await asyncio.to_thread(rpc.is_serving, router.grpc, NAME)
 
 
 async def test_labels_priority_and_breaker_are_told_and_the_key_is_not(

@@ -148,7 +148,7 @@ async def test_generation_needs_no_token(start_router: StartRouter, start_worker
 async def test_grpc_needs_the_token(start_router: StartRouter, file: Path) -> None:
     router = await start_router(token_file=str(file))
     request = pb.ListWorkersRequest()
-    async with rpc.aio_channel(router.listening.grpc) as channel:
+    async with rpc.aio_channel(router.grpc) as channel:
         stub = cast("RouterAsyncStub", RouterStub(channel))
         for metadata in (None, (("authorization", f"Bearer {SECOND}"),)):
             with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -48,8 +48,7 @@ async def load(router: Running, number: int) -> AsyncGenerator[list[int]]:
 
 @asynccontextmanager
 async def stub_of(router: Running) -> AsyncGenerator[RouterAsyncStub]:
-    assert router.listening.grpc is not None
-    async with rpc.aio_channel(router.listening.grpc) as channel:
+    async with rpc.aio_channel(router.grpc) as channel:
         yield cast("RouterAsyncStub", RouterStub(channel))
 
 
