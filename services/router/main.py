@@ -158,10 +158,10 @@ async def _start_grpc(router: Router, host: str, port: int) -> "rpc.Server":
 @contextlib.asynccontextmanager
 async def _serve(context: ServiceContext, *, logging: Logging, grpc_port: int | None) -> AsyncGenerator[None]:
     config = context.config
-    settings = _within_files(RouterSettings.of(config), _raise_file_limit())
     stack = contextlib.AsyncExitStack()
     remedy = "Stop it, or give another folder."
     stack.enter_context(FolderLock(context.run_dir.router_state.parent, service="router", remedy=remedy))
+    settings = _within_files(RouterSettings.of(config), _raise_file_limit())
     async with (
         stack,
         listening(

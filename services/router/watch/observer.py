@@ -83,7 +83,7 @@ class Observer:
         cell.total[bisect_left(BOUNDS_S, seconds)] += 1
         cell.total_s += seconds
         first_byte = passage.first_byte
-        if first_byte:
+        if first_byte and passage.worker is not None:  # what the router answers itself has no such time
             seconds = first_byte - passage.sent
             cell.first[bisect_left(BOUNDS_S, seconds)] += 1
             cell.first_s += seconds

@@ -26,6 +26,13 @@ def test_request_that_got_no_worker_and_no_byte_is_counted_under_neither() -> No
     assert (snapshot["errors"], snapshot["shown"]) == ({"queue_full": 1}, [])
 
 
+def test_what_the_router_answers_itself_has_no_time_of_a_worker() -> None:
+    observer = observer_of()
+    observer.finished(FakePassage(path_class="control", first_byte=100.0))
+    cell = observer.snapshot()["cells"][""]["control"]
+    assert (sum(cell["first"]), cell["first_s"], sum(cell["total"])) == (0, 0.0, 1)
+
+
 def test_worker_that_registers_again_goes_on_counting() -> None:
     first, second = FakeWorker(), FakeWorker()
     observer = observer_of(first)
