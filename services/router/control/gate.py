@@ -43,7 +43,9 @@ class Gate:
         path: str = scope["path"]
         plain = plain_path(path)
         admin = kind_of(path) is PathKind.ADMIN
-        if not path.startswith(OWN_FOLDERS) and (plain in OWN or plain in READINESS or plain in FAN_OUT):
+        if path.startswith(OWN_FOLDERS):
+            plain = path  # as the routes read it, of which an id or an address may be anything
+        elif plain in OWN or plain in READINESS or plain in FAN_OUT:
             scope["path"] = plain
             scope["raw_path"] = plain.encode()
         if first_value(scope["headers"], CALLER) == self._identity:

@@ -146,6 +146,11 @@ async def test_an_admin_path_must_be_spelled_plainly(guarded: Running, start_wor
     assert worker.requests == []
 
 
+async def test_no_spelling_of_a_workers_name_makes_a_path_that_is_open_to_all(guarded: Running) -> None:
+    for path in (b"/workers/x/../../healthz", b"/workers/x%252f..%252f..%252freadyz", b"/router/../metrics"):
+        assert (await exchange(guarded.port, get(path, method=b"DELETE"))).status == 401, path
+
+
 async def test_a_web_page_may_not_flush_by_a_link(router: Running, start_worker: StartWorker) -> None:
     worker = await start_worker()
     await router.add(worker)
