@@ -19,6 +19,9 @@ log = structlog.get_logger()
 AUTHORIZATION = b"authorization"
 SCHEME = b"bearer "
 MAX_FILE_BYTES = 4096
+AROUND = b"\"',;"
+MAX_WORDS = 64
+"""Of an Authorization header that goes on to a worker: more are not looked through."""
 FLAG = "--router-token-file"
 REMEDY = "Write one line of printable characters without spaces into it, for example by `openssl rand -hex 32`."
 
@@ -72,9 +75,17 @@ class Token:
         is_bearer = value[: len(SCHEME)].lower() == SCHEME
         return hmac.compare_digest(value[len(SCHEME) :].strip(), self._value) and is_bearer
 
+    def is_within(self, authorization: bytes) -> bool:
+        """Whether the value of an Authorization header has the token in it, rightly spelled or not."""
+        if not self._path:
+            return False
+        self._read_again()
+        words, token = authorization.split(), self._value.strip(AROUND)
+        return len(words) > MAX_WORDS or any(hmac.compare_digest(word.strip(AROUND), token) for word in words)
+
     def without(self, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """The headers, less an Authorization that is the token: what may go on to a worker."""
-        return [(name, value) for name, value in headers if name != AUTHORIZATION or not self.is_in(value)]
+        """The headers, less an Authorization that has the token in it: what may go on to a worker."""
+        return [(name, value) for name, value in headers if name != AUTHORIZATION or not self.is_within(value)]
 
     def _read_again(self) -> None:
         """Take over what the file holds by now."""

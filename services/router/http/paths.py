@@ -141,9 +141,10 @@ def plain_path(path: str) -> str:
     for _ in range(MAX_UNQUOTES):
         path = unquote(path)
     parts: list[str] = []
-    for part in path.replace("\\", "/").split("/"):
+    for piece in path.replace("\\", "/").split("/"):
+        part = piece.split(";")[0].strip().strip("\0").lower()
         if part == "..":
             parts = parts[:-1]
         elif part not in ("", "."):
-            parts.append(part.split(";")[0].strip().lower())
+            parts.append(part)
     return "/" + "/".join(parts)

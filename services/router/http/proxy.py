@@ -17,8 +17,8 @@ from services.router.workers.workers import ANY, Want, Worker, Workers
 class IsToken(Protocol):
     """Knows the router's token."""
 
-    def is_in(self, authorization: bytes, /) -> bool:
-        """Whether the value of an Authorization header is the token."""
+    def is_within(self, authorization: bytes, /) -> bool:
+        """Whether the value of an Authorization header has the token in it."""
 
 
 class Proxy:
@@ -59,7 +59,7 @@ class Proxy:
     def _holds_token(self, request: Request) -> bool:
         token = self._token
         values = (value for name, value in request.headers if name == b"authorization")
-        return token is not None and any(token.is_in(value) for value in values)
+        return token is not None and any(token.is_within(value) for value in values)
 
     def connections_to(self, worker: Worker) -> Connections:
         """The connections of one worker."""

@@ -15,6 +15,7 @@ from furlong.addresses import join_host_port
 MAX_URL_CHARS = 2048
 MAX_HOST_CHARS = 253
 MAX_LABEL_CHARS = 63
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -77,12 +78,19 @@ def parse_worker_url(value: object, *, allowed: Sequence[str] = ()) -> WorkerUrl
 def refused_address(address: str) -> str:
     """Why no worker can be at this IP address; empty when one can."""
     ip = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(ip, "ipv4_mapped", None)
-    ip = mapped or ip
+    if isinstance(ip, ipaddress.IPv6Address):
+        ip = _within(ip) or ip
     for kind in ("link_local", "multicast", "unspecified"):
         if getattr(ip, f"is_{kind}"):
             return f"{ip} is a {kind.replace('_', '-')} address"
     return f"{ip} is the broadcast address" if str(ip) == "255.255.255.255" else ""
+
+
+def _within(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that an IPv6 address leads to: mapped, by 6to4, or by NAT64."""
+    if ip in NAT64:
+        return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+    return ip.ipv4_mapped or ip.sixtofour
 
 
 def _checked_text(value: object) -> str:

@@ -61,6 +61,11 @@ def test_admin_paths_are_refused(path: str) -> None:
         "/pause_generation;v=1",
         "/x%2f..%2fpause_generation",
         "\\pause_generation",
+        "/;v=1/pause_generation",
+        "/%20/pause_generation",
+        "/x/..;v=1/pause_generation",
+        "/%00/pause_generation",
+        "/%00pause_generation",
         "/%25252525252570ause_cache",
     ],
 )

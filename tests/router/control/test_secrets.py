@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from furlong.process import ExitCode
+from services.router.control.token import Token
 from tests.cli.started_alone import Alone
 
 TOKEN = "t0ken-nobody-may-see"
@@ -61,3 +62,12 @@ def test_no_secret_is_written_or_shown(alone: Alone) -> None:
             [alone.folder / "router/workers.json"] if secret == KEY else []
         )
     assert stat.S_IMODE((alone.folder / "router/workers.json").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("token", ["plain", "base64+/==", "a,b;c", "'quoted'"])
+def test_the_token_is_found_however_it_is_misspelled(tmp_path: Path, token: str) -> None:
+    (tmp_path / "token").write_text(token)
+    kept = Token(str(tmp_path / "token"))
+    for value in (f"Bearer {token}", token, f"Bearer\t{token}", f'Basic "{token}", x', "x " * 100):
+        assert kept.is_within(value.encode()), value
+    assert not kept.is_within(b"Bearer sk-user") and not kept.is_within(b"")

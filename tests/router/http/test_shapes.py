@@ -181,7 +181,9 @@ async def test_the_routers_token_reaches_no_worker_however_it_is_sent(
     router.listening.router.add(worker.url, admit=True)
     await router.until_state(worker.url, State.READY)
     both = b"Authorization: Bearer secret-token\r\nauthorization: Bearer other\r\n"
-    for extra in (b"authorization: Bearer secret-token\r\n", both, b"AUTHORIZATION:bearer   secret-token\r\n"):
+    misspelled = [b"Bearer\tsecret-token", b"secret-token", b"Token secret-token", b'Bearer "secret-token", x']
+    wrong = [b"authorization: %b\r\n" % value for value in misspelled]
+    for extra in (b"authorization: Bearer secret-token\r\n", both, b"AUTHORIZATION:bearer   secret-token\r\n", *wrong):
         assert (await exchange(router.port, post(b"/generate", extra=extra))).status == 200
     assert not [seen for seen in worker.requests if b"secret-token" in seen.head]
     assert (await exchange(router.port, post(b"/x", extra=b"authorization: Bearer mine\r\n"))).status == 200

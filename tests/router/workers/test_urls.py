@@ -45,6 +45,8 @@ def test_one_worker_has_one_address(given: str, normal: str) -> None:
         "http://169.254.169.254/",
         "http://[fe80::1]:80",
         "http://[::ffff:169.254.169.254]/",
+        "http://[64:ff9b::a9fe:a9fe]/",
+        "http://[2002:a9fe:a9fe::]/",
         "http://0.0.0.0:30000",
         "http://[::]:30000",
         "http://224.0.0.1",
