@@ -1,4 +1,4 @@
-"""What a router that was started by hand, alone, says first: where it is, and what to do with it."""
+"""What a router that was started by hand, alone, says of itself: where it is, what to do with it, and that it stops."""
 
 import contextlib
 import sys
@@ -13,17 +13,23 @@ Serve = Callable[[ServiceContext], AbstractAsyncContextManager[None]]
 
 
 def introduced(serve: Serve) -> Serve:
-    """A service that tells of itself on stderr once it serves."""
+    """A service that tells of itself on stderr once it serves, and that it stops, which may take a while."""
 
     @contextlib.asynccontextmanager
     async def serve_and_tell(context: ServiceContext) -> AsyncGenerator[None]:
         async with serve(context):
             if (own := addresses.find(context.run_dir, context.instance)) is not None:
-                with contextlib.suppress(OSError, ValueError):  # a stderr that is closed is no reason not to serve
-                    print("\n".join(_lines(context, own)), file=sys.stderr, flush=True)
+                _say("\n".join(_lines(context, own)))
             yield
+            limit_s = context.config.run.drain_budget_s
+            _say(f"furlong router stops; requests in flight have {limit_s:g} s to end. A second Ctrl-C ends it at once")
 
     return serve_and_tell
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # a stderr that is closed is no reason not to serve
+        print(text, file=sys.stderr, flush=True)
 
 
 def _lines(context: ServiceContext, own: Address) -> list[str]:

@@ -118,6 +118,7 @@ def test_nothing_gathers_in_the_spool(alone: Alone) -> None:
 def test_a_signal_ends_it_in_peace(tmp_path: Path, number: signal.Signals) -> None:
     service = Alone(tmp_path / "kept", service="router")
     assert service.end(number) == ExitCode.DRAINED and "Traceback" not in service.said()
+    assert "furlong router stops" in service.said()
 
 
 def test_help_shows_flags_without_the_prefix() -> None:
