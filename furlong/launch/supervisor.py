@@ -285,7 +285,9 @@ class Supervisor:
         while_what = " while starting" if child.plan.instance in self._waiting_for else ""
         lines = child.last_lines(LAST_LINES)
         shown = "".join(f"\n    {line}" for line in lines) or " nothing"
-        head = f"{child.plan.instance} {child.describe_end()}{while_what}."
+        keeper = self._keepers.get(child.plan.service)
+        ended = (keeper and keeper.given_up) or f"{child.plan.instance} {child.describe_end()}"
+        head = f"{ended}{while_what}."
         log_path = self._run_dir.log(child.plan.instance)
         return f"{head} Its log: {log_path}. Its last output ({child.output_path}):{shown}"
 

@@ -15,6 +15,7 @@ from furlong import addresses, rpc
 from furlong.addresses import NotReachable
 from furlong.config import ConfigError, RunConfig
 from furlong.config.errors import Problem
+from furlong.folderlock import FolderLock
 from furlong.launch.routerfiles import router_tls
 from furlong.service import ServiceContext, run_async
 from furlong.v1 import rollout_pb2_grpc
@@ -61,6 +62,8 @@ async def serve(context: ServiceContext) -> AsyncGenerator[None]:
     fleet.on_change(EngineNews(context.telemetry).take)
     servicer = RolloutServicer(fleet, context.telemetry)
     async with contextlib.AsyncExitStack() as stack:
+        remedy = "Stop it: two would take each other's engines out of the router, and write the same store."
+        stack.enter_context(FolderLock(context.run_dir.rollout_store, service="rollout", remedy=remedy))
         stack.callback(rewards.close)
         stack.callback(hooks.close)
         server = await rpc.start_server(

@@ -75,7 +75,7 @@ class RouterLink:
         """Tell the router of every change, here and there, and look once a second whether it still knows. Runs until
         cancelled."""
         watching = asyncio.create_task(self._watch(), name="router-watch")
-        lost = False
+        lost = ""
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
@@ -88,11 +88,11 @@ class RouterLink:
                     await self._sync()
                     if lost:
                         log.info("router_found_again", http=self.http)
-                    lost = False
+                    lost = ""
                 except (NotReachable, grpc.aio.AioRpcError) as error:
-                    if not lost:
+                    if lost != type(error).__name__:  # one that is away may come back and refuse our token
                         log.warning("router_lost", error=words(error))
-                    lost = True
+                    lost = type(error).__name__
                     await asyncio.sleep(POLL_S)
         finally:
             watching.cancel()

@@ -133,6 +133,14 @@ def test_router_that_refuses_to_go_on_ends_the_run(start: Start) -> None:
     assert run.output.count("router ready at") == 1 and all_gone(run.pids())
 
 
+@pytest.mark.slow
+def test_router_that_never_serves_ends_the_run_and_its_deaths_are_counted(start: Start) -> None:
+    run = start(router="--ends-with 1 --before-serving", trainers=[BUSY])
+    assert run.end() == ExitCode.CRASHED, run.output
+    assert f"{MAX_DEATHS} times in a row while starting" in run.output
+    assert all_gone(run.pids())
+
+
 def test_router_that_dies_while_rollout_drains_is_started_again_for_it(start: Start) -> None:
     run = start(rollout="--drain-s 3", trainers=["--ends-with 0 --after-s 1.5"]).wait_ready()
     until((run.run_dir.root / "rollout.draining").exists, "rollout drains")

@@ -6,6 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from furlong.config import ConfigError
 from furlong.v1 import rollout_pb2, sample_pb2, weights_pb2
 from services.rollout.batch_store import BatchStore
 from tests.rollout.world import code_of, make_config, rollout_of, router_of, until, world, write_lines
@@ -229,3 +230,12 @@ async def test_the_engines_get_no_secret_and_no_proxy(tmp_path: Path, monkeypatc
         assert "HF_HUB_OFFLINE" in told
         [engine] = await w.engines()
         assert engine.state == weights_pb2.ENGINE_STATE_WAITING_FOR_WEIGHTS
+
+
+async def test_a_second_service_in_the_folder_is_refused(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    async with world(config) as w:
+        with pytest.raises(ConfigError, match="in use by another rollout service"):
+            async with rollout_of(config):
+                pass
+        assert len((await w.batch(0))[0]) == 4

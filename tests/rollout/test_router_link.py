@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+import structlog.testing
 
 from furlong.addresses import NotReachable
 from furlong.config import RunConfig
@@ -123,6 +124,23 @@ async def test_a_wrong_token_is_told_at_once(tmp_path: Path) -> None:
             async with rollout_of(with_router(config, router_token_file=str(wrong))):
                 pass
         assert time.monotonic() - began < 10
+
+
+async def test_a_router_that_comes_back_with_another_token_is_told_of(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    token = tmp_path / "token"
+    token.write_text("another")
+    with structlog.testing.capture_logs() as logs:
+        async with contextlib.AsyncExitStack() as stack:
+            async with router_of(config):
+                await stack.enter_async_context(rollout_of(config))
+            await until(lambda: "no live router" in lost(logs))
+            await stack.enter_async_context(router_of(with_router(config, router_token_file=str(token))))
+            await until(lambda: "refuses calls with no token" in lost(logs))
+
+
+def lost(logs: Sequence[Mapping[str, object]]) -> str:
+    return " ".join(str(entry["error"]) for entry in logs if entry["event"] == "router_lost")
 
 
 async def test_the_batch_is_the_same_when_the_router_dies_under_it_again_and_again(tmp_path: Path) -> None:
