@@ -45,7 +45,6 @@ class Sending(Exchange):
         "_to_end",
         "_tried",
         "_used",
-        "_waits",
         "_waits_since",
         "_want",
     )
@@ -96,7 +95,6 @@ class Sending(Exchange):
         self._waits_since = now = time.monotonic()
         deadline = now + self._proxy.settings.queue_timeout_s - self.queued_s
         self._set_deadline(NEVER)
-        self._waits = True
         try:
             ticket = self._proxy.workers.queue(
                 self._want, self._served, self._not_served, but_not=but_not, deadline=min(deadline, self._to_end)
@@ -104,17 +102,15 @@ class Sending(Exchange):
         except NotTaken as refused:
             self._not_served(refused)
             return
-        if self._waits:  # it may have been served meanwhile
+        if ticket.waiting:  # it may have been served meanwhile
             self._ticket = ticket
 
     def _served(self, worker: Worker) -> None:
-        self._waits = False
         self._ticket = None
         self.queued_s += time.monotonic() - self._waits_since
         self._try(worker)
 
     def _not_served(self, refused: NotTaken) -> None:
-        self._waits = False
         self._ticket = None
         self.queued_s += time.monotonic() - self._waits_since
         if time.monotonic() >= self._to_end:
