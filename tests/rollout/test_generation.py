@@ -178,6 +178,23 @@ async def test_a_router_that_is_away_is_waited_for(setup: Setup) -> None:
     assert [sample.status for sample in (await setup.generate()).samples] == [COMPLETED] * 3
 
 
+async def test_an_answer_that_breaks_off_is_no_answer(setup: Setup) -> None:
+    there = setup.generator.router.http
+
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        setup.generator.router = Place(there)
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n2\r\n[]\r\n"
+        )
+        writer.close()
+
+    async with await asyncio.start_server(cut, "127.0.0.1", 0) as server:
+        setup.generator.router = Place(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        answer = await setup.generate()
+    assert [sample.status for sample in answer.samples] == [COMPLETED] * 3 and len(setup.engine.seen) == 1
+
+
 async def test_one_slow_prompt_delays_no_other(setup: Setup) -> None:
     setup.engine.delay_s = 0.3
     slow = asyncio.ensure_future(setup.generate())

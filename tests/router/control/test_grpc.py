@@ -52,6 +52,8 @@ async def test_an_engine_takes_requests_once_its_version_is_confirmed(
     assert added.state == pb.WORKER_STATE_JOINING and not added.HasField("policy_version")
     await eventually(lambda: len(engine.probes) >= 3, "probes were answered")
     assert await state_of(stub, added.worker_id) == pb.WORKER_STATE_JOINING
+    await stub.SetWorkerState(pb.SetWorkerStateRequest(worker=added.worker_id, admit=True), timeout=LIMIT_S)
+    assert await state_of(stub, added.worker_id) == pb.WORKER_STATE_JOINING  # of which version?
     waiting = asyncio.create_task(exchange(router.port, post(b"/generate")))
     said = await stub.SetWorkerState(
         pb.SetWorkerStateRequest(worker=added.worker_id, admit=True, policy_version=0), timeout=LIMIT_S
