@@ -50,6 +50,19 @@ async def test_a_get_without_an_answer_goes_to_another_worker(router: Running, s
     assert [answer.status for answer in answers] == [200, 200] and len(bad.requests) >= 1
 
 
+async def test_a_second_try_goes_to_another_worker_whoever_the_policy_would_choose(
+    start_router: StartRouter, start_worker: StartWorker
+) -> None:
+    router = await start_router(policy="session", breaker_failures=1000)
+    bad, good = await start_worker(close_without_answer), await start_worker()
+    await router.add(bad)
+    await router.add(good)
+    sessions = [get(b"/model_info", extra=b"x-session-id: %d\r\n" % number) for number in range(30)]
+    answers = [await exchange(router.port, session) for session in sessions]
+    assert [answer.status for answer in answers] == [200] * 30
+    assert 0 < len(bad.requests) < 30 and len(good.requests) == 30  # each at most once at the bad one
+
+
 async def test_a_refused_connection_is_tried_elsewhere_at_once(
     start_router: StartRouter, start_worker: StartWorker
 ) -> None:
