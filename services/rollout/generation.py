@@ -1,6 +1,7 @@
 """Asks the router for the samples of one prompt and brings every one of them to an end: a sample, or a reason.
 
-One request a group. Aborted and empty samples are asked for again from the prompt, a few times. Never keeps partial
+One request a group. Aborted and empty samples, and those of another policy version, are asked for again from the
+prompt, a few times. Never keeps partial
 tokens, never retries what is refused for good, never waits without a limit.
 """
 
@@ -16,13 +17,13 @@ import structlog
 
 from furlong.v1 import sample_pb2
 from services.rollout.metrics import Incidents
-from services.rollout.receipt import BadAnswer, read_answer
+from services.rollout.receipt import BadAnswer, WrongVersion, read_answer
 from services.rollout.retries import RetryPolicy
 
 log = structlog.get_logger()
 
 MAX_ROUNDS = 4
-"""Times that an aborted or empty sample is asked for."""
+"""Times that an aborted, empty or stale sample is asked for."""
 
 
 class RequestFailed(Exception):
@@ -35,6 +36,7 @@ class RouterAddress(Protocol):
     @property
     def http(self) -> str: ...
     async def wait_back(self, timeout_s: float) -> None: ...
+    async def check_engines(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,11 @@ class Generator:
         pending = list(range(ask.num_samples))
         for round_ in range(MAX_ROUNDS):
             seeds = [ask.seed(index, retries[index]) for index in pending]
-            for sample in await self._ask_once(ask, pending, seeds, round_):
-                samples[sample.index] = sample
             again = []
+            for sample in await self._ask_once(ask, pending, seeds, round_, stale=again):
+                samples[sample.index] = sample
+            if again:
+                await self.router.check_engines()
             for index in pending:
                 aborted = samples[index].status == sample_pb2.SAMPLE_STATUS_ABORTED
                 empty = is_empty(samples[index])
@@ -88,7 +92,7 @@ class Generator:
                 retries[index] += int(empty)
                 if aborted or empty:
                     again.append(index)
-            pending = again
+            pending = sorted(again)
             if not pending:
                 break
         for index in pending:
@@ -96,15 +100,18 @@ class Generator:
         return Answer([samples[index] for index in range(ask.num_samples)], incidents)
 
     def _give_up(self, sample: sample_pb2.Sample, incidents: Incidents) -> Incidents:
-        """The last of too many aborted or empty answers stays. An aborted one counts by its status."""
+        """The last of too many aborted, empty or stale answers stays. An aborted one counts by its status."""
+        if sample.status == sample_pb2.SAMPLE_STATUS_FAILED:
+            return incidents
         if sample.status == sample_pb2.SAMPLE_STATUS_ABORTED:
             return incidents + Incidents(num_aborted=-1)
         fail(sample, f"the response was empty {MAX_ROUNDS} times")
         return incidents
 
     async def _ask_once(
-        self, ask: Ask, indices: Sequence[int], seeds: Sequence[int], round_: int
+        self, ask: Ask, indices: Sequence[int], seeds: Sequence[int], round_: int, *, stale: list[int]
     ) -> list[sample_pb2.Sample]:
+        """stale: gets the indices of those that another policy version wrote."""
         prompt = list(ask.prompt_token_ids)
         request = {
             "input_ids": [prompt] * len(indices),
@@ -121,9 +128,9 @@ class Generator:
         except RequestFailed as error:
             log.warning("generation_failed", request=ask.name, error=str(error))
             return [failed_sample(index, prompt, str(error)) for index in indices]
-        return [self._read(ask, index, answer) for index, answer in zip(indices, answers, strict=True)]
+        return [self._read(ask, index, answer, stale) for index, answer in zip(indices, answers, strict=True)]
 
-    def _read(self, ask: Ask, index: int, answer: object) -> sample_pb2.Sample:
+    def _read(self, ask: Ask, index: int, answer: object, stale: list[int]) -> sample_pb2.Sample:
         try:
             sample = read_answer(
                 answer,
@@ -133,6 +140,8 @@ class Generator:
                 vocab_size=self.vocab_size,
             )
         except BadAnswer as error:
+            if isinstance(error, WrongVersion):
+                stale.append(index)
             log.warning("answer_refused", request=ask.name, sample=index, reason=str(error))
             return failed_sample(index, ask.prompt_token_ids, f"answer refused: {error}")
         if sample.response_token_ids and not sample.response:

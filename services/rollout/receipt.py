@@ -23,6 +23,10 @@ class BadAnswer(ValueError):
     """The engine's answer for a sample cannot be used."""
 
 
+class WrongVersion(BadAnswer):
+    """Another policy version than the wanted one wrote it."""
+
+
 def read_answer(
     answer: object, *, index: int, prompt_token_ids: Sequence[int], policy_version: int, vocab_size: int
 ) -> sample_pb2.Sample:
@@ -104,7 +108,7 @@ def _versions(meta: Json, num_tokens: int, wanted: int) -> list[sample_pb2.Versi
         if start != end or not isinstance(stop, int) or stop <= end:
             raise BadAnswer(f"weight_versions must cover the {num_tokens} tokens without gaps, got {told!r:.200}")
         if str(item.get("version")) != str(wanted):
-            raise BadAnswer(
+            raise WrongVersion(
                 f"tokens {start}..{stop} were written by policy version {item.get('version')!r}, not {wanted}"
             )
         spans.append(sample_pb2.VersionSpan(policy_version=wanted, start=end, end=stop))

@@ -71,6 +71,17 @@ class RouterLink:
         with contextlib.suppress(NotReachable):
             await self.connect(timeout_s)
 
+    async def check_engines(self) -> None:
+        """An answer was of another policy version than it should: find whose, and have the router know. Never raises
+        for a router that is away."""
+        async with self._lock:
+            ready = [engine for engine in self._fleet.engines if engine.state == READY]
+            for engine in ready:
+                if engine.policy_version is not None:
+                    await self._holds(engine, engine.policy_version)
+        with contextlib.suppress(NotReachable, grpc.aio.AioRpcError):
+            await self._sync()
+
     async def keep(self) -> None:
         """Tell the router of every change, here and there, and look once a second whether it still knows. Runs until
         cancelled."""

@@ -30,6 +30,9 @@ class Place:
     async def wait_back(self, timeout_s: float) -> None:
         return None
 
+    async def check_engines(self) -> None:
+        return None
+
 
 @dataclass
 class Setup:

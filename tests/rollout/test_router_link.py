@@ -73,6 +73,15 @@ async def is_waiting(w: World) -> bool:
     return [engine.state for engine in await w.engines()] == [WAITING]
 
 
+async def test_what_an_engine_with_other_weights_answered_is_asked_of_another(tmp_path: Path) -> None:
+    async with serving(make_config(tmp_path / "sound", rollout_num_engines=2)) as (w, _):
+        sound = samples((await w.batch(0))[0])
+    async with serving(make_config(tmp_path / "changed", rollout_num_engines=2)) as (w, _):
+        await w.control(0, version="7")  # behind our back, as one that took its port would be
+        assert samples((await w.batch(0))[0]) == sound
+        assert [engine.state for engine in await w.engines()] == [WAITING, READY]
+
+
 async def test_an_engine_that_cannot_be_asked_gets_nothing_until_it_can(tmp_path: Path) -> None:
     async with serving(make_config(tmp_path)) as (w, router):
         await w.control(0, broken={"/model_info": 500})
