@@ -2,6 +2,7 @@
 
 import asyncio
 
+import orjson
 import pytest
 
 from services.router.workers.worker import State
@@ -99,3 +100,23 @@ async def test_a_router_registered_with_itself_never_gets_its_own_requests(
     assert itself.state is State.JOINING
     async with router.http.post(f"{router.url}/flush_cache") as answer:
         assert "circle" in str((await answer.json())["failed"])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"policy": "session", "session_key": "body:user"}, {"policy": "prefix", "prefix_chars": 8}],
+    ids=["session", "prefix"],
+)
+async def test_what_a_body_says_finds_its_worker_again(
+    start_router: StartRouter, start_worker: StartWorker, settings: dict[str, object]
+) -> None:
+    router = await start_router(**settings)
+    workers = [await start_worker() for _ in range(3)]
+    for worker in workers:
+        await router.add(worker)
+    for turn in range(3):
+        for user in range(12):
+            body = orjson.dumps({"user": f"{user}", "prompt": f"prompt{user:02}, turn {turn}"})
+            assert (await exchange(router.port, post(b"/v1/completions", body))).status == 200
+    had = [{orjson.loads(seen.body)["user"] for seen in worker.requests} for worker in workers]
+    assert sum(map(len, had)) == len(set().union(*had)) == 12 and max(map(len, had)) < 12
