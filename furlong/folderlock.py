@@ -1,5 +1,6 @@
 """One service a folder: the kernel's file lock, which goes with its holder however that ends."""
 
+import contextlib
 import fcntl
 import os
 import time
@@ -36,8 +37,8 @@ class FolderLock:
                 raise ConfigError([Problem(f"{self._service} folder", str(self._folder), rule, self._remedy)])
             time.sleep(0.05)
         self._file.truncate(0)
-        self._file.write(str(os.getpid()))
-        self._file.flush()
+        with contextlib.suppress(OSError):  # a full disk: the lock holds, only its holder's id is not known
+            os.write(self._file.fileno(), str(os.getpid()).encode())
         return self
 
     def __exit__(

@@ -42,6 +42,8 @@ DRAIN_SHARE = 0.8
 CLIENTS_SHARE = 0.75
 """Part of the open files that connections of clients may be."""
 
+PUBLISH_AGAIN_S = 5.0
+
 
 @dataclass(frozen=True)
 class Listening:
@@ -177,11 +179,33 @@ async def _serve(context: ServiceContext, *, logging: Logging, grpc_port: int | 
     ):
         for task in running.tasks:
             context.watch(task)
-        told = _told_besides(config)
-        addresses.publish(context.run_dir, context.instance, grpc=running.grpc, http=running.http, extra=told)
+        if not _published(context, running):
+            publishing = asyncio.create_task(_publish_when_there_is_room(context, running), name="publish_router")
+            stack.callback(context.watch(publishing).cancel)
         log.info("router_listening", http=running.http, grpc=running.grpc)
         settle()
         yield
+
+
+def _published(context: ServiceContext, running: Listening) -> bool:
+    """Tell the run where it listens; whether that could be written down."""
+    told = _told_besides(context.config)
+    try:
+        addresses.publish(context.run_dir, context.instance, grpc=running.grpc, http=running.http, extra=told)
+    except OSError as error:
+        remedy = "free or mend the disk: until then only who knows its port finds this router"
+        log.error("address_not_published", path=str(context.run_dir.addresses), error=str(error), remedy=remedy)
+        return False
+    return True
+
+
+async def _publish_when_there_is_room(context: ServiceContext, running: Listening) -> None:
+    """A router that did not start on a full disk would be one more thing that is down."""
+    while True:
+        await asyncio.sleep(PUBLISH_AGAIN_S)
+        if _published(context, running):
+            log.info("address_published", http=running.http)
+            return
 
 
 def _told_besides(config: RunConfig) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -11,16 +12,22 @@ import textwrap
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import aiohttp
 import psutil
 import pytest
+import structlog.testing
 
 from furlong import addresses, rpc
 from furlong.config import RunConfig, to_toml
-from furlong.process import ExitCode
+from furlong.process import ExitCode, StopSignal
 from furlong.rundir import RunDir
+from furlong.service import ServiceContext
+from furlong.telemetry import Telemetry
+from services.router import main
 from services.router.control.grpc_service import NAME
+from services.router.processes.handdown import Logging
 from tests.router.conftest import StartWorker
 from tests.router.fake_worker import FakeWorker, Seen
 from tests.router.raw_client import exchange, get, post
@@ -218,3 +225,24 @@ async def test_memory_stays_small_whatever_the_bodies(spawn: Spawn, start_worker
 def test_the_config_round_trips_the_routers_fields() -> None:
     config = RunConfig.model_validate({"router": {"router_worker_allow": ["10.0.0.0/8"], "router_max_queued": 7}})
     assert "router_max_queued = 7" in to_toml(config)
+
+
+async def test_a_router_whose_address_cannot_be_written_serves_and_writes_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = RunDir(tmp_path).create()
+    context = ServiceContext(RunConfig(), run_dir, "router", cast(Telemetry, None), StopSignal())
+    publish = addresses.publish
+    monkeypatch.setattr(main, "PUBLISH_AGAIN_S", 0.05)
+    monkeypatch.setattr(addresses, "publish", full_disk)
+    with structlog.testing.capture_logs() as logs:
+        async with main._serve(context, logging=Logging("", foreground=False, ships=False), grpc_port=None):
+            (http,) = [entry["http"] for entry in logs if entry["event"] == "router_listening"]
+            assert (await exchange(int(http.rsplit(":", 1)[1]), get(b"/healthz"))).status == 200
+            monkeypatch.setattr(addresses, "publish", publish)
+            await eventually(lambda: addresses.find(run_dir, "router") is not None, "it is published")
+    assert "address_not_published" in [entry["event"] for entry in logs]
+
+
+def full_disk(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
