@@ -151,6 +151,7 @@ async def test_a_worker_that_takes_no_connection(start_router: StartRouter, star
         fillers.append(filler)
     answer = await exchange(router.port, post(b"/generate"))
     assert answer.status == 504 and b"worker_unreachable" in answer.body and worker.url.encode() in answer.body
+    assert router.listening.router.workers.find(worker.url).breaker.failures_in_a_row == 1  # type: ignore[union-attr]
     for sock in (full, *fillers):
         sock.close()
 

@@ -173,6 +173,14 @@ def test_closing_tells_all_that_wait_and_refuses_who_comes() -> None:
     assert workers.take() is None and workers.num_waiting() == 0
 
 
+def test_a_router_that_stops_has_no_worker_ready() -> None:
+    workers = workers_at(Clock())
+    ready(workers)
+    assert workers.num_ready() == 1
+    workers.close()
+    assert workers.num_ready() == 0  # /readyz on a connection that is still open
+
+
 def test_five_thousand_that_fail_at_once_do_not_stand_on_each_other() -> None:
     workers = workers_at(Clock(), max_in_flight=1, max_queued=6000)
     worker = ready(workers)
