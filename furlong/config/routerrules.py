@@ -40,9 +40,9 @@ def _check_place(config: RunConfig) -> list[Problem]:
         remedy = "Give --router-token-file FILE with a token that control paths then need, or --router-host 127.0.0.1."
         problems.append(Problem("router.router_host", router_host(config), rule, remedy))
     if here and bool(router.router_tls_cert) != bool(router.router_tls_key):
-        value = {"router_tls_cert": router.router_tls_cert, "router_tls_key": router.router_tls_key}
-        rule = "must be given together or not at all"
-        problems.append(Problem("router", value, rule, "Give both --router-tls-cert and --router-tls-key."))
+        missing, other = ("key", "cert") if router.router_tls_cert else ("cert", "key")
+        remedy = "Give both --router-tls-cert and --router-tls-key, or neither."
+        problems.append(Problem(f"router.router_tls_{missing}", "", f"must go with --router-tls-{other}", remedy))
     if router.router_addr:
         http, comma, grpc = router.router_addr.partition(",")
         if not comma or bad_base_url(http) or not re.fullmatch(r".+:\d+", grpc):

@@ -18,6 +18,7 @@ from furlong import addresses
 from furlong.addresses import join_host_port
 from furlong.config import RunConfig
 from furlong.config.routerrules import router_host
+from furlong.config.sections import RouterSection
 from furlong.folderlock import FolderLock
 from furlong.service import ServiceContext, run_async
 from services.router.control.app import control_app
@@ -229,7 +230,9 @@ def _within_files(settings: RouterSettings, num_files: int) -> RouterSettings:
     most = max(1, int(CLIENTS_SHARE * num_files)) * settings.processes
     if settings.max_connections <= most:
         return settings
-    log.warning(
+    asked_for = settings.max_connections != RouterSection().router_max_connections
+    tell = log.warning if asked_for else log.info
+    tell(
         "connections_limited_by_files",
         asked=settings.max_connections,
         max_connections=most,

@@ -12,11 +12,10 @@ import grpc
 import structlog
 
 from furlong import addresses, service
-from furlong.addresses import NotReachable
+from furlong.addresses import NotReachable, PortTaken
 from furlong.alertrules import check_alerts
 from furlong.config import ConfigError, RunConfig
 from furlong.process import ExitCode
-from furlong.addresses import PortTaken
 from furlong.service import ServiceContext, fail
 from services.trainer.attempt import next_attempt, read_attempt
 from services.trainer.checkpoint import CheckpointError, Checkpoints

@@ -206,7 +206,7 @@ def test_other_flags_of_sgl_router_are_refused_with_what_to_do(flag: str) -> Non
         (["--worker-urls", "10.0.0.5:30000"], "http://HOST:PORT"),
         (["--worker-urls", "http://u:p@h:1"], "(hidden)"),
         (["--worker-urls", "http://h:1/v1"], "base address"),
-        (["--tls-cert", "x"], "together"),
+        (["--tls-cert", "x"], "must go with --tls-cert"),
         (["--policy", "session", "--session-key", "cookie:a"], "header:NAME"),
         (["--session-key", "body:user"], "no effect"),
         (["--policy", "round-robin", "--prefix-chars", "9"], "no effect"),

@@ -8,8 +8,7 @@ from collections.abc import AsyncGenerator, Generator
 import uvicorn
 from fastapi import FastAPI
 
-from furlong.addresses import join_host_port
-from furlong.addresses import PortTaken
+from furlong.addresses import PortTaken, join_host_port
 
 
 class _Server(uvicorn.Server):

@@ -15,9 +15,9 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
+from services.router.http.names import Address, Names
 from services.router.http.tcp import keep_watch
 from services.router.http.tls import worker_context
 from services.router.http.upstream import Connection
@@ -47,12 +47,8 @@ class Exhausted(NotOpened):
 OWN_SHORTAGE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """An address that needs no name service."""
-
-    family: socket.AddressFamily
-    address: tuple[str, int]
+NAMES = Names()
+"""Of this process."""
 
 
 async def open_connection(url: WorkerUrl, *, timeout_s: float, worker_ca: str = "") -> Connection:
@@ -62,9 +58,11 @@ async def open_connection(url: WorkerUrl, *, timeout_s: float, worker_ca: str = 
     """
     try:
         where = ip_of(url)
-        if where is None or url.scheme == "https":
-            return await _open_by_name(url, timeout_s, worker_ca)
-        return await _open_at(where, timeout_s)
+        if where is not None and url.scheme == "http":
+            return await _open_at(where, timeout_s)
+        async with asyncio.timeout(timeout_s):
+            addresses = await NAMES.addresses(url.host, url.port) if where is None else (where,)
+            return await _open_one_of(addresses, url, timeout_s, worker_ca)
     except ConnectionRefusedError as error:
         raise Refused(f"{url} refused the connection") from error
     except TimeoutError as error:
@@ -78,7 +76,23 @@ async def open_connection(url: WorkerUrl, *, timeout_s: float, worker_ca: str = 
         raise NotOpened(f"{url} could not be reached: {error}") from error
 
 
-async def _open_at(where: Address, timeout_s: float) -> Connection:
+async def _open_one_of(addresses: Sequence[Address], url: WorkerUrl, timeout_s: float, worker_ca: str) -> Connection:
+    context = worker_context(worker_ca) if url.scheme == "https" else None
+    failure: OSError | NotOpened = OSError("it has no address")
+    for where in addresses:
+        if reason := refused_address(where.address[0]):  # the name leads there
+            failure = NotOpened(f"{url} could not be reached: {reason}")
+            continue
+        try:
+            return await _open_at(where, timeout_s, context, url.host if context is not None else None)
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+async def _open_at(
+    where: Address, timeout_s: float, context: ssl.SSLContext | None = None, name: str | None = None
+) -> Connection:
     """Half the cost of the loop's own way, which matters when a crowd comes: nearby workers take it at once."""
     loop = asyncio.get_running_loop()
     sock = socket.socket(where.family, socket.SOCK_STREAM)
@@ -90,25 +104,10 @@ async def _open_at(where: Address, timeout_s: float) -> Connection:
         if not _is_connected(sock):
             async with asyncio.timeout(timeout_s):
                 await loop.sock_connect(sock, where.address)
-        _, connection = await loop.create_connection(Connection, sock=sock)
+        _, connection = await loop.create_connection(Connection, sock=sock, ssl=context, server_hostname=name)
     except BaseException:
         sock.close()
         raise
-    return connection
-
-
-async def _open_by_name(url: WorkerUrl, timeout_s: float, worker_ca: str) -> Connection:
-    loop = asyncio.get_running_loop()
-    context = worker_context(worker_ca) if url.scheme == "https" else None
-    async with asyncio.timeout(timeout_s):
-        _, connection = await loop.create_connection(
-            Connection, url.host, url.port, ssl=context, server_hostname=url.host if context else None
-        )
-    if (sock := connection.sock()) is not None:
-        keep_watch(sock)
-    if reason := refused_address(connection.peer_ip()):  # the name led there
-        connection.close()
-        raise NotOpened(f"{url} could not be reached: {reason}")
     return connection
 
 

@@ -161,11 +161,6 @@ class Connection(asyncio.Protocol):
         if not self.lost:
             self._transport.abort()
 
-    def peer_ip(self) -> str:
-        """The address that the connection went to."""
-        peer = self._transport.get_extra_info("peername")
-        return str(peer[0]) if peer else ""
-
     def has_ended(self) -> bool:
         """Whether the worker closed the connection, though the event loop may not have come to it yet."""
         sock = self.sock()
