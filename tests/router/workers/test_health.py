@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from services.router.workers.workers import State
 from tests.router.conftest import Running, StartRouter, StartWorker
 from tests.router.fake_worker import Seen
@@ -42,6 +44,50 @@ async def test_a_worker_busy_with_a_request_may_miss_probes(router: Running, sta
     go.set()
     assert (await call).status == 200
     await router.until_state(worker.url, State.UNREADY)  # idle and silent: not busy
+
+
+async def test_a_worker_that_streams_for_longer_than_it_may_be_silent_may_miss_probes(
+    start_router: StartRouter, start_worker: StartWorker
+) -> None:
+    router = await start_router(health_busy_grace_s=0.4, health_timeout_s=0.1)
+    go, missed = asyncio.Event(), 0
+
+    async def stream(seen: Seen) -> None:
+        await seen.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        while not go.is_set():
+            await seen.send(b"1\r\nx\r\n")
+            await asyncio.sleep(0.02)
+        await seen.send(b"0\r\n\r\n")
+
+    async def no_answer(seen: Seen) -> None:
+        nonlocal missed
+        missed += 1
+        await asyncio.Event().wait()
+
+    worker = await start_worker(stream)
+    await router.add(worker)
+    worker.probe_handler = no_answer
+    call = asyncio.create_task(exchange(router.port, post(b"/generate")))
+    await worker.arrived()
+    await eventually(lambda: missed >= 10, "ten probes were missed")  # a second, and more than three in a row
+    assert (await router.views())[0]["state"] == "READY"
+    go.set()
+    assert (await call).status == 200
+
+
+async def test_a_name_that_leads_where_no_worker_may_be_gets_no_request(
+    router: Running, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = "services.router.http.connections.refused_address"
+    monkeypatch.setattr(rule, lambda ip: f"{ip} is a link-local address")  # there is none here to connect to
+    worker = await start_worker()
+    url = f"http://localhost:{worker.port}"
+    async with router.http.post(f"{router.url}/workers", json={"url": url}) as answer:
+        assert answer.status == 202
+    found = router.listening.router.workers.find(url)
+    assert found is not None
+    await eventually(lambda: "127.0.0.1 is a link-local address" in found.last_error, "a probe was refused")
+    assert worker.probes == [] and found.state is State.JOINING
 
 
 async def test_a_probe_missed_now_and_then_changes_nothing(
