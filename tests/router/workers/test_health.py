@@ -86,7 +86,7 @@ async def test_a_name_that_leads_where_no_worker_may_be_gets_no_request(
         assert answer.status == 202
     found = router.listening.router.workers.find(url)
     assert found is not None
-    await eventually(lambda: "127.0.0.1 is a link-local address" in found.last_error, "a probe was refused")
+    await eventually(lambda: "is a link-local address" in found.last_error, "a probe was refused")
     assert worker.probes == [] and found.state is State.JOINING
 
 
