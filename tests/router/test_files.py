@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import resource
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import replace
 
+from services.router.http.server import MIN_REFUSED
 from services.router.main import _within_files
 from services.router.workers.workers import State
 from tests.router.conftest import QUICK, Running, StartRouter, StartWorker
@@ -14,7 +15,7 @@ from tests.router.waiting import eventually
 
 
 @contextlib.contextmanager
-def no_more_files() -> Iterator[None]:
+def no_more_files() -> Generator[None]:
     """Nothing can be opened in this process while inside."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
@@ -50,7 +51,7 @@ async def test_unused_connections_of_clients_leave_room_for_others(start_router:
     refused = [await asyncio.open_connection("127.0.0.1", router.port) for _ in range(64)]
     async with asyncio.timeout(5):
         ends = await asyncio.gather(*(reader.read(-1) for reader, _ in refused[32:]), return_exceptions=True)
-    assert sum(isinstance(end, bytes) and b"too_many_connections" in end for end in ends) == 3
+    assert sum(isinstance(end, bytes) and b"too_many_connections" in end for end in ends) == MIN_REFUSED
     for _, writer in refused:
         writer.close()
 

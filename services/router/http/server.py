@@ -23,8 +23,9 @@ SWEEP_S = 0.25
 LATE_S = 0.5
 """A sweep that comes later than this judges nobody."""
 REFUSED_SHARE = 16
-"""One in so many of the most connections may be there besides, to be told that it is one too many; more of them are
-closed without a word."""
+"""One in so many of the most connections, and MIN_REFUSED at least, may be there besides, to be told that it is one too
+many; more of them are closed without a word, for they take files too."""
+MIN_REFUSED = 8
 CLOSING_S = 1.0
 """What the last answers get to leave the process."""
 
@@ -84,7 +85,7 @@ class Server:
         if self.num_open() <= self.settings.max_connections:
             return
         self._connections.discard(connection)
-        if len(self._refused) <= self.settings.max_connections // REFUSED_SHARE:
+        if len(self._refused) < max(MIN_REFUSED, self.settings.max_connections // REFUSED_SHARE):
             self._refused.add(connection)
             connection.refuse_all()
         else:
