@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Protocol
 
 from furlong.addresses import PortTaken, join_host_port
@@ -56,23 +56,34 @@ class Server:
         self._front = front
         self._observer = front.proxy.observer
         self._connections: set[ClientConnection] = set()
+        self._coming: set[ClientConnection] = set()
+        """Those that were adopted, until they are told of as open."""
         self._refused: set[ClientConnection] = set()
         """Those that were one too many, while they read it."""
         self._changed = asyncio.Event()
 
     @property
     def num_connections(self) -> int:
-        """Connections that are open here."""
-        return len(self._connections)
+        """Connections that are open here, or were adopted and are about to be."""
+        return len(self._connections) + len(self._coming)
 
-    async def adopt(self, sock: socket.socket) -> None:
-        """Take a connection that was accepted elsewhere. Raises OSError when it ends before it begins."""
-        if self.stopping:
-            sock.close()
-            raise ConnectionAbortedError("the router is stopping")
-        await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: ClientConnection(self), sock, ssl=self.context, ssl_handshake_timeout=self.handshake_s
-        )
+    def adopt(self, sock: socket.socket) -> Coroutine[None, None, None]:
+        """Take a connection that was accepted elsewhere. It counts from now on; the rest is to be awaited, which raises
+        OSError when it ends before it begins."""
+        connection = ClientConnection(self)
+        self._coming.add(connection)
+        return self._adopt(connection, sock)
+
+    async def _adopt(self, connection: ClientConnection, sock: socket.socket) -> None:
+        try:
+            if self.stopping:
+                sock.close()
+                raise ConnectionAbortedError("the router is stopping")
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, sock, ssl=self.context, ssl_handshake_timeout=self.handshake_s
+            )
+        finally:
+            self._coming.discard(connection)
 
     def exchange_for(self, to: ClientConnection, request: Request) -> Exchange:
         """Who answers this request."""
@@ -80,6 +91,7 @@ class Server:
 
     def opened(self, connection: ClientConnection) -> None:
         """A client came."""
+        self._coming.discard(connection)
         self._connections.add(connection)
         self._observer.connection_opened()
         if self.num_open() <= self.settings.max_connections:

@@ -152,7 +152,7 @@ class Door:
                 seat.on_the_way.popleft()[1].close()
 
     def _num_here(self) -> int:
-        return self._server.num_connections + len(self._adopting)
+        return self._server.num_connections
 
     def _num_at(self, column: int) -> int:
         return self._seats[column].num_given - self._memory.closed(column)

@@ -50,7 +50,8 @@ async def test_a_taken_port_is_noticed() -> None:
 
 async def test_the_limit_of_connections_is_over_all_processes(start_router: StartRouter) -> None:
     router = await start_router(processes=2, max_connections=4)
-    async with talkers(router, 4):
+    async with talkers(router, 4) as made:
+        assert [(await talker.ask("GET", "/healthz")).status for talker in made] == [200] * 4
         one_too_many = Talker(*await asyncio.open_connection("127.0.0.1", router.port))
         await one_too_many.send("GET", "/healthz")
         assert (await one_too_many.answer()).status == 503
