@@ -93,3 +93,19 @@ async def test_an_unknown_name_is_told(service: Service) -> None:
     service.is_out = True
     with pytest.raises(NotOpened, match="no answer"):
         await open_connection(parse_worker_url("http://nobody.test"), timeout_s=1)
+
+
+async def test_a_name_service_that_breaks_is_asked_again() -> None:
+    said: list[list[object]] = []
+
+    def look_up(host: str, port: int) -> list[object]:
+        said.append([host, port])
+        if len(said) == 1:
+            raise MemoryError
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port))]
+
+    names = Names(look_up)  # type: ignore[arg-type]
+    async with asyncio.timeout(5.0):
+        with pytest.raises(OSError, match="MemoryError"):
+            await names.addresses("worker", 1)
+        assert [known.address for known in await names.addresses("worker", 1)] == [("127.0.0.1", 1)]
