@@ -4,6 +4,7 @@ Test modules of one folder share code as `from tests.FOLDER.NAME import ...`: th
 """
 
 import os
+import signal
 import time
 import uuid
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ LEFT_BEHIND = pytest.StashKey[list[str]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before any test module, and with it torch, is imported."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of tests would inherit that
     os.environ.update(SETTINGS)
     os.environ[MARK] = uuid.uuid4().hex  # inherited by every process of this test run, orphans too
     for name in ("WANDB_API_KEY", "WANDB_API_KEY_FILE", "WANDB_SERVICE"):

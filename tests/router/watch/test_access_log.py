@@ -6,6 +6,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from furlong.logs import configure
 from services.router.watch.access_log import BURST, MAX_WINDOWS, WINDOW_S, AccessLog
 from tests.router.watch.passages import Clock, FakePassage, FakeWorker, observer_of
 
@@ -15,6 +16,7 @@ TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 @pytest.fixture
 def lines() -> Iterator[Lines]:
+    configure(run="r", service="router", instance="router", level="debug", path=None, telemetry=None)
     with capture_logs() as captured:
         yield captured  # type: ignore[misc]
 
