@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any  # Any: what JSON holds
 
+from furlong.records import AXES
 from services.metrics.sinks.mlflow_names import fold_metric
 from services.metrics.sinks.statsd import fold_name
 from tests import tools
@@ -110,7 +111,7 @@ def jsonl_curves(path: Path) -> Curves:
 def wandb_curves(folder: Path) -> Curves:
     found: Curves = {}
     for point in (point for run in read_runs(folder) for point in run.points):
-        (axis,) = [key for key in point if key in ("train/step", "rollout/step", "eval/step")]
+        (axis,) = [key for key in point if key in AXES]
         for key, value in point.items():
             is_number = isinstance(value, int | float) or value in ("NaN", "Infinity", "-Infinity")  # no histogram
             if is_number and not key.endswith(("/attempt", "/rollout_id")) and key != axis:
