@@ -44,7 +44,7 @@ def test_killed_up_takes_all_with_it_and_the_next_goes_on(start: Start, whole_ru
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("instance", ["router", "rollout", "trainer-0"])
+@pytest.mark.parametrize("instance", ["rollout", "trainer-0"])
 def test_killed_service_ends_the_run_and_the_next_goes_on(start: Start, whole_run: Up, instance: str) -> None:
     up = start().wait_for("iter 1/4")
     started = read_started(up.run_dir)
