@@ -87,7 +87,7 @@ def test_lines_and_endpoint_of_sglang_say_the_same(
 
     assert printed() >= 6  # it warms up with one of its own
     until(lambda: total("new_seqs") == printed() and total("num_decode_batches") >= 11, "all batches in rows")
-    seen = {name for row in service.rows() for name in row["values"]}
-    assert {"engine/engine-0/gen_throughput", "engine/scraped/gen_throughput"} <= seen
+    both = {"engine/engine-0/gen_throughput", "engine/scraped/gen_throughput"}
+    until(lambda: both <= {name for row in service.rows() for name in row["values"]}, "the throughput as each says it")
     until(lambda: any(row["values"].get("engine/scraped/queue_time_seconds_mean") for row in service.rows()), "a mean")
     assert service.status().files[0].num_invalid == 0
