@@ -83,9 +83,7 @@ class Names:
                 found = error
             except UnicodeError as error:  # a label of more than 63 characters
                 found = OSError(errno.EINVAL, str(error))
-            except (
-                Exception
-            ) as error:  # the top of a thread; a name must not be left unanswered
+            except Exception as error:  # the top of a thread; a name must not be left unanswered
                 found = OSError(errno.EIO, repr(error))
             with contextlib.suppress(RuntimeError):  # the loop may have ended meanwhile
                 loop.call_soon_threadsafe(self._answered, key, found)
