@@ -113,6 +113,43 @@ async def test_rows_come_once_and_in_order_over_a_restart(store: Store) -> None:
     assert sink.rows == list(range(1, 12))
 
 
+async def gathering(sink: Taking, store: Store, driven: SinkTask[Row]) -> None:
+    """A first row is written at once; those after it, five at a time, gather."""
+    sink.gather_s = 10 * LIMIT_S
+    store.put(1)
+    driven.notify()
+    await until(lambda: sink.rows == [1])
+    for _ in range(2):
+        store.put(5)
+        driven.notify()
+        await asyncio.sleep(0.1)  # what would be wrong comes within this time
+    assert sink.rows == [1]
+
+
+async def test_rows_gather_until_somebody_waits_for_them(store: Store) -> None:
+    sink = Taking()
+    async with driving(sink, store) as driven:
+        await gathering(sink, store, driven)
+        async with asyncio.timeout(LIMIT_S):
+            await driven.wait_handed(11)
+        assert sink.calls.count("write") == 2
+
+
+async def test_close_hands_over_what_gathers(store: Store) -> None:
+    sink = Taking()
+    async with driving(sink, store) as driven:
+        await gathering(sink, store, driven)
+    assert sink.rows == list(range(1, 12)) and sink.calls[-1] == "finish"
+
+
+async def test_a_sink_that_has_rows_to_catch_up_with_gathers_nothing(store: Store) -> None:
+    sink = Taking()
+    sink.gather_s = 10 * LIMIT_S
+    store.put(1000)
+    async with driving(sink, store):
+        await until(lambda: len(sink.rows) > 900)
+
+
 async def test_refused_row_is_left_out_counted_and_told_and_the_rest_goes_on(store: Store) -> None:
     def refuse(sink: Taking, rows: Sequence[Row]) -> None:
         for row in rows:
