@@ -16,9 +16,11 @@ from furlong.config.errors import Problem
 HELP = """usage: furlong sinks [list] (--run-dir DIR | --url URL) [--json]
        furlong sinks add KIND --name NAME [--option KEY=VALUE]... (--run-dir DIR | --url URL)
        furlong sinks remove NAME [--keep-cursor] (--run-dir DIR | --url URL)
+       furlong sinks restore NAME (--run-dir DIR | --url URL)
 
 Show where the rows of a running metrics service go, and add or remove a sink while it runs. One that is added gets
-every row from the first on, and is there again after a restart.
+every row from the first on, and is there again after a restart. One of a flag that was removed can be restored: it goes
+on where it was, and also comes back with the service's next start.
 
   KIND           jsonl, mlflow, otlp, otlp_logs, statsd, tensorboard, wandb, webhook
   --name NAME    a name of your choice
@@ -58,6 +60,9 @@ def sinks(arguments: Sequence[str]) -> int:
             keep = "keep-cursor" in asked.switches
             found.client.send("DELETE", f"/api/sinks/{quote(words[0], safe='')}", {"keep_cursor": keep})
             print(f"removed {words[0]}")
+        elif verb == "restore" and len(words) == 1:
+            found.client.send("POST", f"/api/sinks/{quote(words[0], safe='')}/restore")
+            print(f"restored {words[0]}")
         else:
             rule = "is not what this command takes"
             raise ConfigError(

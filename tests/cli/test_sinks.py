@@ -92,6 +92,29 @@ def test_kept_cursor_goes_on_where_it_was(
     assert furlong("sinks", "remove", "kept")[0] == 0
 
 
+def test_one_of_a_flag_is_removed_and_restored_where_it_was(
+    service: MetricsProcess, furlong: Callable[..., tuple[int, str, str]]
+) -> None:
+    before = len(service.rows())
+    assert furlong("sinks", "remove", "jsonl") == (0, "removed jsonl\n", "")
+    send(service, batch([part(90, {"train/loss": ["last", 90]})], producer="r/y-0"))
+    assert len(service.rows()) == before
+    assert furlong("sinks", "restore", "jsonl") == (0, "restored jsonl\n", "")
+    assert [row["step"] for row in service.wait_rows(before + 1)[before:]] == [90]
+    assert furlong("sinks", "restore", "jsonl")[0] == 2
+
+
+def test_one_whose_name_was_given_away_is_not_restored(
+    service: MetricsProcess, furlong: Callable[..., tuple[int, str, str]]
+) -> None:
+    furlong("sinks", "remove", "jsonl")
+    furlong("sinks", "add", "jsonl", "--name", "jsonl", "--option", "path=other.jsonl")
+    code, _, said = furlong("sinks", "restore", "jsonl")
+    assert code == 2 and "is taken by another sink" in said
+    furlong("sinks", "remove", "jsonl")
+    assert furlong("sinks", "restore", "jsonl")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -103,6 +126,7 @@ def test_kept_cursor_goes_on_where_it_was(
         (("add", "jsonl", "--name", "x", "--option", "path=../rows"), "must lie in"),
         (("add", "jsonl", "--name", "x", "--option", "path=7"), "must be a text, got int"),
         (("remove", "nothing"), "there is no sink 'nothing'"),
+        (("restore", "nothing"), "no sink 'nothing' of a flag was removed"),
         (("add", "jsonl"), "needs one KIND and --name NAME"),
         (("add", "jsonl", "--name", "x", "--option", "path"), "must be KEY=VALUE"),
         (("swap",), "is not what this command takes"),

@@ -1,4 +1,4 @@
-"""GET, POST and DELETE /api/sinks: which sinks there are, and adding and removing them while the service runs."""
+"""/api/sinks: which sinks there are, and adding, removing and restoring them while it runs."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -50,10 +50,22 @@ def router(sinks: SinkManager) -> APIRouter:
             raise _refusal(400, error, "GET /docs says what is taken.") from None
         return {"sinks": [_form(known) for known in await sinks.listed() if known.name == sink.name]}
 
+    @routes.post("/{name}/restore", summary="Start a removed sink of a flag again")
+    async def restore(name: str) -> dict[str, object]:
+        """It goes on where it was when it was removed."""
+        try:
+            await sinks.restore(name)
+        except UnknownSink:
+            said = f"no sink {name[:100]!r} of a flag was removed"
+            raise Problem(404, said, "GET /api/sinks lists those at work; POST /api/sinks adds one.") from None
+        except ConfigError as error:
+            raise _refusal(409, error, "GET /api/sinks lists those at work.") from None
+        return {"sinks": [_form(known) for known in await sinks.listed() if known.name == name]}
+
     @routes.delete("/{name}", status_code=204, summary="Remove a sink")
     async def remove(name: str, keep_cursor: bool = False) -> Response:
         """What it has taken stays where it is; how far it was is forgotten, unless keep_cursor is true. One that a flag
-        names comes back with the next start, and goes on where it was."""
+        names can be restored, comes back with the next start, and goes on where it was."""
         try:
             await sinks.remove(name, keep_cursor=keep_cursor)
         except UnknownSink:

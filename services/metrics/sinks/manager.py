@@ -75,6 +75,8 @@ class SinkManager:
         self._run_dir, self._reader, self._writer = run_dir, reader, writer
         self._config, self._secrets, self._own_run = config, secrets, own_run
         self._specs: dict[str, SinkSpec] = {}
+        self._removed: dict[str, SinkSpec] = {}
+        """Those of flags that were removed: each can be restored."""
         self._tasks: dict[str, dict[str | None, SinkTask[Any]]] = {}
         self._changing = asyncio.Lock()
         self._places = Places()
@@ -112,16 +114,32 @@ class SinkManager:
             await self._begin_runs()
         log.info("sink_added", sink=spec.name, kind=spec.kind)
 
+    async def restore(self, name: str) -> None:
+        """Start one again that a flag names and that was removed; it goes on where it was. Raises UnknownSink, and
+        ConfigError when its name was given to another or it cannot start."""
+        async with self._changing:
+            spec = self._removed.get(name)
+            if spec is None:
+                raise UnknownSink(name)
+            if name in self._specs or name in self._leaving:
+                raise ConfigError([_taken(name)])
+            await self._begin(spec)
+            del self._removed[name]
+            await self._begin_runs()
+        log.info("sink_restored", sink=name, kind=spec.kind)
+
     async def remove(self, name: str, *, keep_cursor: bool = False, timeout_s: float = REMOVE_TIMEOUT_S) -> None:
         """Hand over what is there, finish, and forget it. Raises UnknownSink.
 
         keep_cursor: added again under its name, it goes on where it was; else from the first row. One that a flag
-        names keeps it always, and comes back with the next start.
+        names keeps it always, and comes back with `restore` or the next start.
         """
         async with self._changing:  # not while it takes its leave: one that hangs must not keep others waiting
             spec = self._specs.get(name)
             if spec is None:
                 raise UnknownSink(name)
+            if not spec.live:
+                self._removed[name] = spec
             self._leaving[name] = list(self._tasks[name].values())
             ending = self._end(name, timeout_s=timeout_s, keep=keep_cursor or not spec.live)
             ended = asyncio.create_task(ending, name=f"sink-{name}-leaves")
@@ -254,8 +272,7 @@ class SinkManager:
             rule = "must be letters, digits, dot, dash and underscore, at most 128, the first a letter or digit"
             raise ConfigError([Problem("name", spec.name[:200], rule)])
         if {spec.name} & {*self._specs, *self._leaving, *TAKEN_NAMES} or "--" in spec.name:
-            remedy = "Remove it first, or give another name."
-            raise ConfigError([Problem("name", spec.name, "is taken by another sink", remedy)])
+            raise ConfigError([_taken(spec.name)])
         kind = kind_of(spec.kind)
         if kind.refused_live:
             raise ConfigError(
@@ -325,6 +342,10 @@ class _Unusable(Sink[Any]):
 
     async def abort(self) -> None:
         pass
+
+
+def _taken(name: str) -> Problem:
+    return Problem("name", name, "is taken by another sink", "Remove it first, or give another name.")
 
 
 def _insert(to: Any, spec: SinkSpec) -> None:
