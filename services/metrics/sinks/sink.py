@@ -16,7 +16,7 @@ from furlong.rundir import RunDir
 from furlong.sinks import Refused
 from services.metrics.rows import RowReader
 
-__all__ = ["Cursor", "Refused", "Sink", "SinkContext", "SinkSpec", "option_of"]
+__all__ = ["Cursor", "Refused", "Sink", "SinkContext", "SinkSpec", "TakenInPart", "option_of"]
 
 Item = TypeVar("Item")
 Option = TypeVar("Option")
@@ -32,6 +32,15 @@ class Cursor:
     """Its own: for a file, the byte after the row."""
     refused: tuple[Refused, ...] = ()
     """Of one write: rows that were left out, the others were taken."""
+
+
+class TakenInPart(Exception):
+    """A write took the first of its items and then failed, for the reason it is raised from: those are not sent again."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        """cursor: the last item that was taken, with those before it that were refused."""
+        super().__init__(f"taken up to row {cursor.row_id}")
+        self.cursor = cursor
 
 
 class Sink(abc.ABC, Generic[Item]):
@@ -64,8 +73,8 @@ class Sink(abc.ABC, Generic[Item]):
     async def write(self, rows: Sequence[Item]) -> Cursor:
         """Take rows; up to where they are safe if the sink were killed now.
 
-        Raises Refused for one row that will never be taken (all before it are taken, none after it); anything else has
-        the same rows sent again.
+        Raises Refused for one row that will never be taken (all before it are taken, none after it), TakenInPart when
+        the first of them were taken for good and the others were not; anything else has the same rows sent again.
         """
 
     async def tick(self) -> Cursor | None:

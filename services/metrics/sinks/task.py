@@ -12,7 +12,7 @@ import structlog
 
 from services.metrics.rows import RowReader
 from services.metrics.sinks.places import Places
-from services.metrics.sinks.sink import Cursor, Refused, Sink
+from services.metrics.sinks.sink import Cursor, Refused, Sink, TakenInPart
 from services.metrics.sinks.source import Bites, RowSource, Source
 from services.metrics.writer import Writer
 
@@ -214,11 +214,17 @@ class SinkTask(Generic[Item]):
             refused: Sequence[Refused] = safe.refused
         except Refused as one:
             safe, refused, through = Cursor(one.row_id, self._saved.position if self._saved else 0), [one], one.row_id
+        except TakenInPart as part:
+            await self._take(part.cursor, part.cursor.refused, part.cursor.row_id)
+            raise (part.__cause__ or part) from None
+        await self._take(safe, refused, through)
+        self._recovered()
+
+    async def _take(self, safe: Cursor, refused: Sequence[Refused], through: int) -> None:
         for one in refused:
             self._count(one)
         await self._save(safe)
         await self._advance(through)
-        self._recovered()
 
     async def _wait_for_more(self) -> None:
         limits = [limit for limit in (self.sink.tick_s, self.sink.idle_after_s) if limit is not None]
