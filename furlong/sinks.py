@@ -1,7 +1,7 @@
 """What a sink of your own is: a class named by `--metrics-sink pkg.mod.Class`. Owns the contract, and checks it.
 
 Only `write` is needed; each method may be `async`. The class runs in a process of its own beside the metrics service:
-it may block, raise, print, leak or exit, and nothing else notices. See "A sink of your own" in docs/metrics.md.
+it may block, raise, print, leak or exit, and nothing else notices. See docs/your-own-sink.md.
 """
 
 import inspect
@@ -34,7 +34,8 @@ class UserSink(Protocol):
         """
 
     def flush(self) -> None:
-        """Make what was written safe; called after every write. What returned from here is never sent again."""
+        """Make what was written safe; called after every write. That is not sent again, unless this process is killed
+        before the service knows that it returned."""
 
     def close(self) -> None:
         """No more rows will come. Called once, unless the process is killed."""

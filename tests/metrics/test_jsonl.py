@@ -2,16 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.metrics.rows import Row
 from services.metrics.sinks.jsonl import JsonlSink
 from services.metrics.sinks.sink import Cursor
 from tests.metrics.running import MetricsProcess, batch, part, send
+from tests.metrics.stores import store
 
 ROWS = [Row(n, "r", b'{"step":%d}' % n, None, True, 0) for n in range(1, 6)]
 LINES = [row.body + b"\n" for row in ROWS]
@@ -23,6 +25,9 @@ class Rows:
 
     def after(self, row_id: int, limit: int) -> list[Row]:
         return [row for row in ROWS if row.row_id > row_id][:limit]
+
+    def query(self, query: str, values: Sequence[int]) -> list[tuple[int]]:
+        return [(sum(row.row_id <= values[0] for row in ROWS),)]
 
 
 def catch_up(path: Path, durable: Cursor) -> Cursor:
@@ -57,6 +62,18 @@ def test_file_that_was_cut_is_written_anew_and_what_was_left_kept(tmp_path: Path
 def test_file_that_was_removed_is_written_anew(tmp_path: Path) -> None:
     catch_up(tmp_path / "metrics.jsonl", Cursor(4, 4 * len(LINES[0])))
     assert (tmp_path / "metrics.jsonl").read_bytes() == WHOLE
+
+
+async def test_file_that_is_written_anew_says_how_many_rows_are_gone(tmp_path: Path) -> None:
+    with store(tmp_path / "x.db") as stored:
+        stored.take(*(part(n, {"train/loss": ["last", n]}) for n in range(1, 6)))
+        stored.writer.execute(lambda to: to.execute("DELETE FROM rows WHERE id <= 2")).result(20)
+        with capture_logs() as logs:
+            sink = JsonlSink(tmp_path / "metrics.jsonl", stored.reader)
+            assert await sink.start(Cursor(4, 999)) == Cursor(0, 0)
+        await sink.abort()
+    (said,) = logs
+    assert (said["event"], said["num_rows_gone"]) == ("metrics_file_rewritten", 2)
 
 
 def test_lines_that_are_not_ours_stay_on_lines_of_their_own(tmp_path: Path) -> None:

@@ -73,8 +73,10 @@ class JsonlSink(Sink[Row]):
         return Cursor(row_id, self._position)
 
     def _set_aside(self, size: int, durable: Cursor) -> None:
-        """Somebody cut or removed the file: write it anew from the durable log, which has every row."""
-        log.warning("metrics_file_rewritten", found_bytes=size, expected_bytes=durable.position)
+        """Somebody cut or removed the file: write it anew from the durable log, without rows that retention removed."""
+        found = self._reader.query("SELECT count(*) FROM rows WHERE id <= ?", (durable.row_id,))
+        num_gone = durable.row_id - int(found[0][0])
+        log.warning("metrics_file_rewritten", found_bytes=size, expected_bytes=durable.position, num_rows_gone=num_gone)
         if size:
             stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
             self._path.rename(self._path.with_name(f"{self._path.name}.cut-{stamp}-{time.time_ns() % 1000}"))
