@@ -7,7 +7,6 @@ that began offline has all its rows online once it is continued so.
 import asyncio
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from services.metrics.sinks.flags import wandb_mode
 from services.metrics.sinks.process import ProcessSink
@@ -65,7 +64,6 @@ class WandbSink(ProcessSink):
         self.tick_s = float(str(settings["look_s"])) if online else 2.0
         if context.run_config is None:
             self.idle_after_s = IDLE_AFTER_S
-        _adopt(context.run_dir.metrics_store / "wandb_run_id", context.folder / "run.json")
 
     async def start(self, durable: Cursor) -> Cursor:
         """Also tells how far the run is offline: what of it was uploaded by hand is there online."""
@@ -88,10 +86,3 @@ class WandbSink(ProcessSink):
             "level": LEVELS.get(str(getattr(alert, "severity", "")), "INFO"),
         }
         await self.call("alert", given, timeout_s=ALERT_TIMEOUT_S)
-
-
-def _adopt(old: Path, kept: Path) -> None:
-    """A run that was begun before sinks had folders goes on under its id."""
-    if old.is_file() and not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(f'{{"id": "{old.read_text().strip()}"}}')
