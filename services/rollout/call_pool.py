@@ -12,13 +12,15 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from furlong.process import ExitCode
 
 MAX_ABANDONED = 256
 """Threads that may hang in users' functions before further calls are refused."""
+START_SLACK_S = 10.0
+"""What a call may wait for a thread beyond the limits of the calls before it."""
 
 
 class CallTimeout(Exception):
@@ -33,8 +35,28 @@ class _Call:
     loop: asyncio.AbstractEventLoop
     started: asyncio.Event
     done: "asyncio.Future[Any]"
-    worker: "threading.Thread | None" = None
-    abandoned: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _worker: "threading.Thread | None" = None
+    _abandoned: bool = False
+
+    def claim(self) -> bool:
+        """Whether to run it: False when nobody waits for it any more."""
+        with self._lock:
+            if not self._abandoned:
+                self._worker = threading.current_thread()
+            return not self._abandoned
+
+    def release(self) -> bool:
+        """It has run. Whether this worker is still one of the pool's: False when another took its place."""
+        with self._lock:
+            self._worker = None
+            return not self._abandoned
+
+    def abandon(self) -> "threading.Thread | None":
+        """Nobody waits for it any more; the worker that runs it just now."""
+        with self._lock:
+            self._abandoned = True
+            return self._worker
 
     def tell(self, what: Callable[..., object], *values: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile: nobody waits any more
@@ -56,7 +78,9 @@ class CallPool:
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._num_workers = num_workers
         self._name = name
-        self._num_started = 0
+        self._num_open = 0
+        """Calls that are waited for."""
+        self._workers: list[threading.Thread] = []
         self._abandoned: list[threading.Thread] = []
 
     async def call(
@@ -67,56 +91,68 @@ class CallPool:
         read: makes something of the result on the same thread, within the same limit: a user's object may do anything
         when it is looked at. Raises CallTimeout, or what the function or `read` raised.
         """
+        self._workers = [thread for thread in self._workers if thread.is_alive()]
         self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
         if len(self._abandoned) >= MAX_ABANDONED:
             raise CallTimeout(f"{len(self._abandoned)} earlier calls of {self._name} never returned")
-        if self._num_started < self._num_workers:
+        if len(self._workers) < self._num_workers:
             self._start_worker()
         loop = asyncio.get_running_loop()
         call = _Call(function, read, timeout_s, loop, asyncio.Event(), loop.create_future())
+        start_limit_s = timeout_s * (2 + self._num_open // self._num_workers) + START_SLACK_S
+        self._num_open += 1
         self._calls.put(call)
         try:
-            await call.started.wait()
+            await _started(call, start_limit_s)
             await asyncio.wait({call.done}, timeout=timeout_s)
             if not call.done.done():
                 raise CallTimeout(f"took longer than {timeout_s:g} s")
             return call.done.result()
         finally:
+            self._num_open -= 1
             self._abandon(call)
 
     def close(self) -> None:
         """Let idle threads end. Threads that hang are daemons: they end with the process."""
-        for _ in range(self._num_started):
+        for _ in self._workers:
             self._calls.put(None)
 
     def _abandon(self, call: _Call) -> None:
         if call.done.done():
             return
-        call.abandoned = True
         call.done.cancel()
-        if call.worker is not None:  # it hangs in the function: another takes its place
-            self._abandoned.append(call.worker)
-            self._num_started -= 1
+        worker = call.abandon()
+        if worker is not None:  # it hangs in the function: another takes its place
+            self._abandoned.append(worker)
+            self._workers = [thread for thread in self._workers if thread is not worker]
             self._start_worker()
 
     def _start_worker(self) -> None:
-        self._num_started += 1
-        threading.Thread(target=self._work, name=f"{self._name}-{self._num_started}", daemon=True).start()
+        thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._workers) + 1}", daemon=True)
+        thread.start()
+        self._workers.append(thread)
 
     def _work(self) -> None:
         own_pid = os.getpid()
         with asyncio.Runner() as runner:
             while (call := self._calls.get()) is not None:
-                if call.abandoned:
+                if not call.claim():
                     continue
-                call.worker = threading.current_thread()
                 call.tell(call.started.set)
                 result, error = _run(call, runner)
                 if os.getpid() != own_pid:  # the function forked: the copy must not go on with our calls, and fork anew
                     os._exit(ExitCode.CRASHED)
+                still_ours = call.release()
                 call.tell(call.finish, result, error)
-                if call.abandoned:
+                if not still_ours:
                     return
+
+
+async def _started(call: _Call, limit_s: float) -> None:
+    try:
+        await asyncio.wait_for(call.started.wait(), limit_s)
+    except TimeoutError:
+        raise CallTimeout(f"got no thread within {limit_s:g} s") from None
 
 
 def _run(call: _Call, runner: asyncio.Runner) -> tuple[Any, BaseException | None]:

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from furlong.config import ConfigError
 from furlong.process import ExitCode
 from furlong.v1 import sample_pb2
-from services.rollout.call_pool import CallPool
+from services.rollout import call_pool
+from services.rollout.call_pool import CallPool, CallTimeout
 from services.rollout.flags import flags_of
 from services.rollout.generation import fail
 from services.rollout.metrics import category_values
@@ -152,6 +154,37 @@ async def test_abandoned_threads_are_replaced() -> None:
     results = await asyncio.gather(*hanging, return_exceptions=True)
     assert [type(result).__name__ for result in results] == ["CallTimeout"] * 3
     assert await pool.call(lambda: 7, timeout_s=0.5) == 7
+    pool.close()
+
+
+async def test_a_call_given_up_while_a_thread_takes_it_costs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, taking, go_on = CallPool(1, name="taking"), threading.Event(), threading.Event()
+    current_thread = threading.current_thread
+
+    def held_up() -> threading.Thread:
+        if current_thread().name == "taking-1" and not taking.is_set():
+            taking.set()
+            go_on.wait(10.0)
+        return current_thread()
+
+    monkeypatch.setattr(threading, "current_thread", held_up)
+    call = asyncio.create_task(pool.call(lambda: 1, timeout_s=5.0))
+    assert await asyncio.to_thread(taking.wait, 10.0)
+    call.cancel()
+    threading.Timer(0.1, go_on.set).start()
+    await asyncio.wait({call})
+    assert await asyncio.wait_for(pool.call(lambda: 7, timeout_s=5.0), 5.0) == 7
+    pool.close()
+
+
+async def test_a_call_that_gets_no_thread_ends_and_the_next_one_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, work = CallPool(1, name="test"), CallPool._work
+    monkeypatch.setattr(call_pool, "START_SLACK_S", 0.1)
+    monkeypatch.setattr(CallPool, "_work", lambda self: None)  # as when there is no file descriptor left for its loop
+    with pytest.raises(CallTimeout, match="got no thread"):
+        await asyncio.wait_for(pool.call(lambda: 7, timeout_s=0.05), 5.0)
+    monkeypatch.setattr(CallPool, "_work", work)
+    assert await asyncio.wait_for(pool.call(lambda: 7, timeout_s=5.0), 5.0) == 7
     pool.close()
 
 
