@@ -17,6 +17,7 @@ from services.rollout.metrics import eval_values
 from services.rollout.prompts import PromptSet
 from services.rollout.refusal import Refused
 from services.rollout.reporting import Reporter
+from services.rollout.rewards import RewardMisconfigured
 from services.rollout.sample_view import Sample
 from services.rollout.seeds import SeedScope
 from services.rollout.training_rollouts import IdleClock, make_with_engines
@@ -49,9 +50,10 @@ class Evaluations:
             self.is_running = True
             try:
                 answer = await self._evaluate(rollout_id, policy_version)
-            except Refused:
-                step_values: dict[str, Value] = {"eval/skipped_engine_lost": Last(1)}
-                self.reporter.report_evaluation(rollout_id, step_values, samples=dict)
+            except Refused as error:
+                is_users = isinstance(error.__cause__, RewardMisconfigured)
+                reason = "reward_misconfigured" if is_users else "engine_lost"
+                self.reporter.report_skipped_evaluation(rollout_id, reason)
                 raise
             finally:
                 self.is_running = False

@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from furlong.records import Value
+from furlong.records import Last, Value
 from furlong.telemetry import Telemetry
 from services.rollout.log_hooks import EvalData, LogHooks
 from services.rollout.metrics import reduced
@@ -70,6 +70,12 @@ class Reporter:
             self._send(report)
             return
         self._ask(report, lambda: self.hooks.handled_evaluation(rollout_id, data, reduced(values)))
+
+    def report_skipped_evaluation(self, rollout_id: int, reason: str) -> None:
+        """Report why an evaluation did not come to an end. Never through the hook: there is nothing for it to log, and
+        a gap in the curve has a cause."""
+        values: dict[str, Value] = {f"eval/skipped_{reason}": Last(1)}
+        self._send(Report("eval/step", rollout_id, values, EVAL_PARTS, self.telemetry.attempt))
 
     def send_left_over(self) -> None:
         """Send what a killed start of this service may not have sent. Where its hook was cut short, the default values

@@ -61,7 +61,7 @@ async def make_with_engines(
         why = f"every engine of policy version {plan.policy_version} was lost meanwhile: {fleet.describe_losses()}"
         raise Refused(grpc.StatusCode.UNAVAILABLE, f"{why}. Publish the weights again, then ask again.")
     except RewardMisconfigured as error:
-        raise Refused(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+        raise Refused(grpc.StatusCode.INTERNAL, str(error)) from error  # asked again, it would be the same
     finally:
         making.cancel()
         lost.cancel()

@@ -18,7 +18,7 @@ from services.rollout.reporting import MAX_WAITING, Reporter
 from services.rollout.sample_view import Sample, view_sample
 from services.rollout.unfinished_reports import UnfinishedReports
 from tests.rollout import user_functions
-from tests.rollout.world import FakeTelemetry, make_config, until, world, write_lines
+from tests.rollout.world import FakeTelemetry, code_of, make_config, until, world, write_lines
 
 HERE = "tests.rollout.user_functions"
 
@@ -128,6 +128,27 @@ async def test_the_evaluation_hook_that_raises_leaves_the_default_values(tmp_pat
         await w.stub.Evaluate(rollout_pb2.EvaluateRequest(rollout_id=4, policy_version=0), timeout=10)
         await until(lambda: w.telemetry.rows)
         assert w.telemetry.rows[0][:2] == ("eval/step", 4) and "eval/s" in w.telemetry.rows[0][2]
+
+
+async def test_an_evaluation_that_is_skipped_says_why_without_the_hook(tmp_path: Path) -> None:
+    user_functions.CALLS.clear()
+    data = write_lines(tmp_path / "eval.jsonl", [{"prompt": "abc", "label": "x"}] * 2)
+    config = make_config(
+        tmp_path, eval_prompt_data=("s", str(data)), custom_eval_rollout_log_function_path=f"{HERE}.log_eval"
+    )
+    async with world(config) as w:
+        request = rollout_pb2.EvaluateRequest(rollout_id=4, policy_version=7)  # no engine holds it
+        await code_of(w.stub.Evaluate(request, timeout=10))
+    assert w.telemetry.rows == [("eval/step", 4, {"eval/skipped_engine_lost": Last(1)}, 1)]
+    assert user_functions.CALLS == []
+
+
+async def test_an_evaluation_that_the_reward_function_stops_says_so(tmp_path: Path) -> None:
+    data = write_lines(tmp_path / "eval.jsonl", [{"prompt": "abc", "label": "x"}] * 2)
+    config = make_config(tmp_path, eval_prompt_data=("s", str(data)), rm_type=None, custom_rm_path=f"{HERE}.as_dict")
+    async with world(config) as w:
+        await code_of(w.stub.Evaluate(rollout_pb2.EvaluateRequest(rollout_id=4, policy_version=0), timeout=10))
+    assert [row[:3] for row in w.telemetry.rows] == [("eval/step", 4, {"eval/skipped_reward_misconfigured": Last(1)})]
 
 
 async def test_a_hook_that_changes_its_copies_is_warned_of_and_changes_nothing(tmp_path: Path) -> None:

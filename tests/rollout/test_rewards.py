@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from furlong.config import ConfigError
@@ -225,6 +226,7 @@ async def test_a_dict_without_key_ends_the_rollout_at_once(tmp_path: Path) -> No
 
     config = make_config(tmp_path, rm_type=None, custom_rm_path=f"{HERE}.as_dict")
     async with world(config) as w:
-        _, words = await code_of(w.batch(0))
+        code, words = await code_of(w.batch(0))
+        assert code == grpc.StatusCode.INTERNAL  # which the trainer does not try again
         assert "'score', 'acc'" in words
         assert "--reward-key" in words
