@@ -22,7 +22,7 @@ from furlong.folderlock import FolderLock
 from furlong.process import ExitCode
 from furlong.service import ServiceContext
 from services.metrics.alerts.part import Alerts, watching_alerts
-from services.metrics.bell import Bell
+from services.metrics.bell import Bell, News
 from services.metrics.collector import collect_until
 from services.metrics.feed import Feed
 from services.metrics.http.app import make_app
@@ -57,7 +57,7 @@ class Parts:
     """The store."""
     writer: Writer
     reader: RowReader
-    on_rows: list[Callable[[], object]]
+    on_news: list[Callable[[News], object]]
     """Called in the event loop when there are new rows, or new batches."""
     on_commit: list[Callable[[Committed], object]]
     """Called in the writer's thread with what a commit brought; must be quick."""
@@ -97,7 +97,7 @@ async def running(context: ServiceContext, *, alone: bool = False) -> AsyncGener
         parts.alerts = await stack.enter_async_context(watching_alerts(parts))
         servicer.alerts = parts.alerts.streams
         servicer.following = await stack.enter_async_context(following_files(parts))
-        await stack.enter_async_context(_in_background(parts, tell_needs(parts.writer, parts.sinks), "retention"))
+        await stack.enter_async_context(_in_background(parts, tell_needs(parts.writer, parts.sinks.following), "retention"))
         await stack.enter_async_context(_in_background(parts, inspect(parts.path, parts.writer), "inspection"))
         await stack.enter_async_context(_collector(parts))
         await stack.enter_async_context(_grpc(parts, servicer))
@@ -113,9 +113,9 @@ async def running(context: ServiceContext, *, alone: bool = False) -> AsyncGener
 async def _store(context: ServiceContext, *, alone: bool) -> AsyncGenerator[Parts]:
     """Raises ConfigError when it is another's, or cannot be used."""
     folder = context.run_dir.metrics_store
-    on_rows: list[Callable[[], object]] = []
+    on_news: list[Callable[[News], object]] = []
     on_commit: list[Callable[[Committed], object]] = []
-    bell = Bell(lambda: [act() for act in on_rows])
+    bell = Bell(lambda news: [act(news) for act in on_news])
     remedy = "Post to that one, stop it, or give another folder."
     with FolderLock(folder, service="metrics", remedy=remedy):
         path = folder / STORE_NAME
@@ -133,7 +133,7 @@ async def _store(context: ServiceContext, *, alone: bool) -> AsyncGenerator[Part
             )
             feed = Feed()
             on_commit.append(feed.publish)
-            yield Parts(context, path, writer, reader, on_rows, on_commit, sinks, Queries(path), feed, alone=alone)
+            yield Parts(context, path, writer, reader, on_news, on_commit, sinks, Queries(path), feed, alone=alone)
         finally:
             reader.close()
             await asyncio.to_thread(writer.close, 5.0)  # the last connection to close tidies the store's files
@@ -154,7 +154,7 @@ async def _http(parts: Parts, servicer: MetricsServicer) -> AsyncGenerator[str]:
 @contextlib.asynccontextmanager
 async def _sinks(parts: Parts) -> AsyncGenerator[None]:
     await parts.sinks.start(specs_of(parts.context.config))
-    parts.on_rows.append(parts.sinks.notify)
+    parts.on_news.append(parts.sinks.notify)
     try:
         yield
     finally:
@@ -242,4 +242,4 @@ async def _open_writer(context: ServiceContext, path: Path, on_commit: Callable[
 def _tell(committed: Committed, on_commit: Sequence[Callable[[Committed], object]], bell: Bell) -> None:
     for act in on_commit:
         act(committed)
-    bell.ring(at_once=bool(committed.rows))
+    bell.ring(committed)

@@ -104,14 +104,12 @@ def test_one_of_a_flag_is_removed_and_restored_where_it_was(
     assert furlong("sinks", "restore", "jsonl")[0] == 2
 
 
-def test_one_whose_name_was_given_away_is_not_restored(
+def test_name_of_a_removed_one_is_not_given_away(
     service: MetricsProcess, furlong: Callable[..., tuple[int, str, str]]
 ) -> None:
     furlong("sinks", "remove", "jsonl")
-    furlong("sinks", "add", "jsonl", "--name", "jsonl", "--option", "path=other.jsonl")
-    code, _, said = furlong("sinks", "restore", "jsonl")
-    assert code == 2 and "is taken by another sink" in said
-    furlong("sinks", "remove", "jsonl")
+    code, _, said = furlong("sinks", "add", "jsonl", "--name", "jsonl", "--option", "path=other.jsonl")
+    assert code == 2 and "Restore it, or give another name" in said
     assert furlong("sinks", "restore", "jsonl")[0] == 0
 
 

@@ -110,7 +110,7 @@ def test_rows_that_alerts_have_not_judged_stay(tmp_path: Path) -> None:
 
 async def told_needs(of: Store) -> None:
     """What the service says once, without a sink."""
-    telling = asyncio.create_task(tell_needs(of.writer, []))  # type: ignore[arg-type]  # only iterated over
+    telling = asyncio.create_task(tell_needs(of.writer, list))
     await asyncio.sleep(0)
     telling.cancel()
 

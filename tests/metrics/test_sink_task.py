@@ -8,13 +8,14 @@ from pathlib import Path
 import orjson
 import pytest
 
-from furlong.jsonline import NO_SECRETS
+from furlong.jsonline import NO_SECRETS, Secrets
+from services.metrics.bell import News
 from services.metrics.intake import RecordsIn
 from services.metrics.rows import Row, RowReader
 from services.metrics.sinks import places as places_module
 from services.metrics.sinks import task as task_module
 from services.metrics.sinks.places import Places
-from services.metrics.sinks.sink import Cursor, Refused, Sink
+from services.metrics.sinks.sink import Cursor, Refused, Sink, TakenInPart
 from services.metrics.sinks.source import MAX_BYTES, Bites, RowSource
 from services.metrics.sinks.task import SinkTask
 from services.metrics.writer import Writer
@@ -246,6 +247,92 @@ async def test_sink_of_one_run_sees_no_other(store: Store) -> None:
         driven.notify()
         await until(lambda: driven.needed_after == 9)
         assert (await driven.status()).num_rows_behind == 0
+
+
+async def test_news_of_another_run_is_passed_without_a_look(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    source = RowSource(store.reader, "a")
+    monkeypatch.setattr(source, "after", lambda place, limit: looks.append(place) or RowSource.after(source, place, 9))
+    store.put(2, run="a")
+    driven = SinkTask(Taking(), store.reader, store.writer, source)
+    await until(lambda: driven.has_all and driven.handed == 2)
+    looked = len(looks)
+    store.put(3, run="b")
+    driven.notify(News({"b"}, 5))
+    assert (await driven.status()).num_rows_behind == 0
+    assert driven.needed_after == 5 and len(looks) == looked
+    store.put(1, run="a")
+    driven.notify(News({"a", "c"}, 6))
+    assert not driven.has_all and driven.needed_after == 2
+    await driven.wait_handed(6)
+    await driven.close(LIMIT_S)
+
+
+async def test_rows_that_are_to_be_sent_again_are_needed(store: Store) -> None:
+    class Unsafe(Taking):
+        tick_s = 0.05
+
+        async def write(self, rows: Sequence[Row]) -> Cursor:
+            await super().write(rows)
+            return Cursor(rows[-1].row_id if self.calls.count("start") > 1 else 0)
+
+        async def start(self, durable: Cursor) -> Cursor:
+            await super().start(durable)
+            if self.calls.count("start") == 2:
+                raise OSError("not yet")
+            return durable
+
+        async def tick(self) -> Cursor | None:
+            raise OSError("its process has ended")
+
+    store.put(3, run="a")
+    store.put(3, run="b")
+    async with driving(Unsafe(), store, run="a") as driven:
+        await until(lambda: driven.last_error == "OSError: not yet")
+        driven.notify(News({"b"}, 6))
+        assert driven.needed_after == 0
+
+
+async def test_tick_comes_by_the_clock_however_much_there_is_to_do(store: Store) -> None:
+    ticked = asyncio.Event()
+
+    class Ticking(Taking):
+        tick_s = 0.1
+
+        async def tick(self) -> Cursor | None:
+            ticked.set()
+            return None
+
+    async with driving(Ticking(), store) as driven, asyncio.timeout(LIMIT_S):
+        while not ticked.is_set():
+            driven.notify()
+            await asyncio.sleep(0.01)
+
+
+async def test_secret_in_an_error_is_told_to_nobody(store: Store) -> None:
+    def fail(sink: Taking, rows: Sequence[Row]) -> None:
+        raise OSError("https://x/in?token=hush-hush-1 refused")
+
+    store.put(1)
+    driven = SinkTask(Taking(act=fail), store.reader, store.writer, secrets=Secrets(["hush-hush-1"]))
+    await until(lambda: driven.last_error)
+    said = (await driven.status()).last_error
+    await driven.close(LIMIT_S)
+    assert "refused" in said and "hush" not in said
+
+
+async def test_what_was_taken_in_part_is_not_sent_again(store: Store) -> None:
+    def take_two(sink: Taking, rows: Sequence[Row]) -> None:
+        if sink.calls.count("write") == 1:
+            sink.rows += [row.row_id for row in rows[:2]]
+            raise TakenInPart(Cursor(rows[1].row_id)) from OSError("the third hung")
+
+    sink = Taking(act=take_two)
+    store.put(4)
+    async with driving(sink, store) as driven:
+        await until(lambda: driven.last_error == "OSError: the third hung" and driven.safe == 2)
+        await driven.wait_handed(4)
+    assert sink.rows == [1, 2, 3, 4]
 
 
 async def test_idle_sink_is_started_by_its_first_row_and_finished_after_silence(store: Store) -> None:

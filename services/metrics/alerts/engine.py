@@ -22,6 +22,7 @@ from services.metrics.alerts import ledger
 from services.metrics.alerts.alert import Alert, State
 from services.metrics.alerts.core import AlertCore, Now, SinkFacts
 from services.metrics.alerts.ledger import Ledger
+from services.metrics.bell import News
 from services.metrics.rows import Row, RowReader
 from services.metrics.writer import StoreFailed, Writer
 
@@ -73,7 +74,7 @@ class AlertEngine:
         """What fires now, oldest first."""
         return self._core.firing()
 
-    def notify(self) -> None:
+    def notify(self, news: News | None = None) -> None:
         """There are new rows. Event loop only."""
         self._wake.set()
 

@@ -67,14 +67,14 @@ async def watching_alerts(parts: "Parts") -> AsyncGenerator[Alerts]:
             parts.feed.publish_alert(alert.id, alert.run, orjson.dumps(alert.to_json()))
 
     engine.on_alerts.append(told)
-    parts.on_rows.append(engine.notify)
+    parts.on_news.append(engine.notify)
     parts.writer.on_notable = engine.take_notable
     running = parts.context.watch(asyncio.create_task(engine.run(), name="alerts"))
     try:
         yield Alerts(engine, streams)
     finally:
         parts.writer.on_notable = None
-        parts.on_rows.remove(engine.notify)
+        parts.on_news.remove(engine.notify)
         running.cancel()
         await asyncio.wait({running}, timeout=2.0)
         await engine.close()

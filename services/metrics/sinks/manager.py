@@ -19,6 +19,7 @@ from furlong.config import ConfigError, RunConfig
 from furlong.config.errors import Problem
 from furlong.jsonline import Secrets
 from furlong.rundir import RunDir
+from services.metrics.bell import News
 from services.metrics.rows import RowReader
 from services.metrics.sinks.kinds import KINDS, Kind, kind_of, make_sink
 from services.metrics.sinks.places import Places
@@ -75,14 +76,16 @@ class SinkManager:
         self._run_dir, self._reader, self._writer = run_dir, reader, writer
         self._config, self._secrets, self._own_run = config, secrets, own_run
         self._specs: dict[str, SinkSpec] = {}
-        self._removed: dict[str, SinkSpec] = {}
-        """Those of flags that were removed: each can be restored."""
+        self._removed: dict[str, tuple[SinkSpec, list[SinkTask[Any]]]] = {}
+        """Those of flags that were removed, with what drove them: each can be restored."""
         self._tasks: dict[str, dict[str | None, SinkTask[Any]]] = {}
         self._changing = asyncio.Lock()
         self._places = Places()
         self._leaving: dict[str, list[SinkTask[Any]]] = {}
         self._closed = False
         self._looked_at = 0.0
+        self._unseen: set[str] = set()
+        """Runs that have rows and may have no sink where each is to have one."""
         self._looking: asyncio.Task[None] | None = None
 
     async def start(self, specs: Sequence[SinkSpec]) -> None:
@@ -109,20 +112,22 @@ class SinkManager:
             try:
                 await asyncio.wrap_future(self._writer.execute(lambda to: _insert(to, spec)))
             except BaseException:
-                await self._end(spec.name, timeout_s=1.0, keep=False)
+                del self._specs[spec.name]
+                tasks = self._tasks.pop(spec.name, {})
+                await asyncio.gather(*(task.close(1.0) for task in tasks.values()))
                 raise
             await self._begin_runs()
         log.info("sink_added", sink=spec.name, kind=spec.kind)
 
     async def restore(self, name: str) -> None:
         """Start one again that a flag names and that was removed; it goes on where it was. Raises UnknownSink, and
-        ConfigError when its name was given to another or it cannot start."""
+        ConfigError when it has not left yet or cannot start."""
         async with self._changing:
-            spec = self._removed.get(name)
-            if spec is None:
+            if name not in self._removed:
                 raise UnknownSink(name)
-            if name in self._specs or name in self._leaving:
-                raise ConfigError([_taken(name)])
+            spec, _ = self._removed[name]
+            if name in self._leaving:
+                raise ConfigError([Problem("name", name, "has not finished yet", "Try again in a moment.")])
             await self._begin(spec)
             del self._removed[name]
             await self._begin_runs()
@@ -135,22 +140,28 @@ class SinkManager:
         names keeps it always, and comes back with `restore` or the next start.
         """
         async with self._changing:  # not while it takes its leave: one that hangs must not keep others waiting
-            spec = self._specs.get(name)
+            spec = self._specs.pop(name, None)
             if spec is None:
                 raise UnknownSink(name)
+            tasks = self._tasks.pop(name, {})
+            self._leaving[name] = list(tasks.values())
             if not spec.live:
-                self._removed[name] = spec
-            self._leaving[name] = list(self._tasks[name].values())
-            ending = self._end(name, timeout_s=timeout_s, keep=keep_cursor or not spec.live)
-            ended = asyncio.create_task(ending, name=f"sink-{name}-leaves")
-            await asyncio.sleep(0)
+                self._removed[name] = spec, self._leaving[name]
+        kept = keep_cursor or not spec.live
         try:
-            await ended
-            if spec.live:
-                await asyncio.wrap_future(self._writer.execute(lambda to: _delete(to, name)))
+            await asyncio.gather(*(task.close(timeout_s) for task in tasks.values()))
+            await self._forget(spec, {} if kept else tasks)
         finally:
             del self._leaving[name]
-        log.info("sink_removed", sink=name, kept_cursor=keep_cursor or not spec.live)
+        log.info("sink_removed", sink=name, kept_cursor=kept)
+
+    def following(self) -> Iterator[SinkTask[Any]]:
+        """All that still need what they have not taken: also those that are leaving, or that may be restored."""
+        yield from self
+        for tasks in self._leaving.values():
+            yield from tasks
+        for _, tasks in self._removed.values():
+            yield from tasks
 
     async def listed(self) -> list[ListedSink]:
         """Every sink that was asked for, and how it is."""
@@ -168,12 +179,15 @@ class SinkManager:
     def __iter__(self) -> Iterator[SinkTask[Any]]:
         return iter([task for tasks in self._tasks.values() for task in tasks.values()])
 
-    def notify(self) -> None:
-        """There are new rows or batches. Costs little, whatever there is."""
+    def notify(self, news: News) -> None:
+        """There are new rows or batches. Costs little, whatever there is: only those that it concerns look."""
         for tasks in self._tasks.values():
             for task in tasks.values():
-                task.notify()
-        if self._looking is None and not self._closed and any(KINDS[s.kind].per_run for s in self._specs.values()):
+                task.notify(news)
+        for name in self._specs:
+            if self._kind(name).per_run:
+                self._unseen |= news.runs - self._tasks[name].keys()
+        if self._unseen and self._looking is None and not self._closed:
             self._looking = asyncio.create_task(self._look_for_runs(), name="sinks-look-for-runs")
 
     async def wait_handed(self, timeout_s: float) -> list[str]:
@@ -222,7 +236,9 @@ class SinkManager:
         source: Any = BatchSource(self._reader) if batches else RowSource(self._reader, run)
         self._specs[spec.name] = spec
         tasks = self._tasks.setdefault(spec.name, {})
-        tasks[run] = SinkTask(sink, self._reader, self._writer, source, kind=spec.kind, places=self._places)
+        tasks[run] = SinkTask(
+            sink, self._reader, self._writer, source, kind=spec.kind, places=self._places, secrets=self._secrets
+        )
 
     async def _begin_runs(self) -> None:
         """One sink for each run that the store knows, of kinds that want it so."""
@@ -249,18 +265,19 @@ class SinkManager:
         try:
             await asyncio.sleep(max(0.0, self._looked_at + LOOK_FOR_RUNS_S - time.monotonic()))
             async with self._changing:
+                seen = set(self._unseen)
                 await self._begin_runs()
+                self._unseen -= seen
         finally:
             self._looked_at = time.monotonic()
             self._looking = None
 
-    async def _end(self, name: str, *, timeout_s: float, keep: bool) -> None:
-        spec, tasks = self._specs.pop(name), self._tasks.pop(name, {})
-        await asyncio.gather(*(task.close(timeout_s) for task in tasks.values()))
-        if keep:
-            return
-        for run, task in tasks.items():
-            await asyncio.wrap_future(self._writer.remove_cursor(task.cursor_name))
+    async def _forget(self, spec: SinkSpec, tasks: Mapping[str | None, SinkTask[Any]]) -> None:
+        """At once, that it was added and how far it was: one that is there without its cursor would begin anew."""
+        cursors = [task.cursor_name for task in tasks.values()]
+        if spec.live:
+            await asyncio.wrap_future(self._writer.execute(lambda to: _delete(to, spec.name, cursors)))
+        for run in tasks:
             await asyncio.to_thread(shutil.rmtree, self._context(spec, run).folder, ignore_errors=True)
 
     async def _wait_one(self, task: SinkTask[Any]) -> None:
@@ -271,8 +288,12 @@ class SinkManager:
         if not NAME.match(spec.name):
             rule = "must be letters, digits, dot, dash and underscore, at most 128, the first a letter or digit"
             raise ConfigError([Problem("name", spec.name[:200], rule)])
+        if spec.name in self._removed:
+            rule = "is the name of a sink of a flag, which was removed and keeps its place"
+            raise ConfigError([Problem("name", spec.name, rule, "Restore it, or give another name.")])
         if {spec.name} & {*self._specs, *self._leaving, *TAKEN_NAMES} or "--" in spec.name:
-            raise ConfigError([_taken(spec.name)])
+            remedy = "Remove it first, or give another name."
+            raise ConfigError([Problem("name", spec.name, "is taken by another sink", remedy)])
         kind = kind_of(spec.kind)
         if kind.refused_live:
             raise ConfigError(
@@ -344,10 +365,6 @@ class _Unusable(Sink[Any]):
         pass
 
 
-def _taken(name: str) -> Problem:
-    return Problem("name", name, "is taken by another sink", "Remove it first, or give another name.")
-
-
 def _insert(to: Any, spec: SinkSpec) -> None:
     to.execute(
         "INSERT INTO sinks (name, kind, options) VALUES (?, ?, ?)",
@@ -355,5 +372,6 @@ def _insert(to: Any, spec: SinkSpec) -> None:
     )
 
 
-def _delete(to: Any, name: str) -> None:
+def _delete(to: Any, name: str, cursors: Sequence[str]) -> None:
     to.execute("DELETE FROM sinks WHERE name = ?", (name,))
+    to.executemany("DELETE FROM cursors WHERE sink = ?", [(cursor,) for cursor in cursors])

@@ -35,7 +35,7 @@ class Cursor:
 
 
 class TakenInPart(Exception):
-    """A write took the first of its items and then failed, for the reason it is raised from: those are not sent again."""
+    """A write took the first of its items and then failed, for what this is raised from: those are not sent again."""
 
     def __init__(self, cursor: Cursor) -> None:
         """cursor: the last item that was taken, with those before it that were refused."""
@@ -63,7 +63,7 @@ class Sink(abc.ABC, Generic[Item]):
     gather_s: float = 1.0
     """How long rows gather after a write before the next one; the first after a pause waits for nothing."""
     tick_s: float | None = None
-    """How often `tick` is called while there is nothing to take. None: never."""
+    """How often `tick` is called, between two writes. None: never."""
 
     @abc.abstractmethod
     async def start(self, durable: Cursor) -> Cursor:
@@ -78,7 +78,7 @@ class Sink(abc.ABC, Generic[Item]):
         """
 
     async def tick(self) -> Cursor | None:
-        """Look after what was taken while nothing comes; a newer cursor, if there is one."""
+        """Look after what was taken; a newer cursor, if there is one."""
         return None
 
     @abc.abstractmethod

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from services.metrics.bell import News
 from services.metrics.rows import Row, RowReader, StoredBatch
 
 Item = TypeVar("Item")
@@ -27,8 +28,17 @@ class Behind:
     """When the first of them was handed on, microseconds since the epoch. 0: there is none."""
 
 
+NOTHING = Behind(0, 0)
+
+
 class Source(Protocol[Item]):
     """Items with ascending ids. Any thread."""
+
+    def concerns(self, news: News) -> bool:
+        """Whether there may be items in it."""
+
+    def passed(self, news: News) -> None:
+        """There were none in it, and all before it has been taken."""
 
     def after(self, item_id: int, limit: int) -> Sequence[Item]:
         """The next ones."""
@@ -61,6 +71,13 @@ class RowSource:
             self.clear_through = max(self.clear_through, newest)
         return rows
 
+    def concerns(self, news: News) -> bool:
+        return bool(news.runs) if self._run is None else self._run in news.runs
+
+    def passed(self, news: News) -> None:
+        if self._run is not None:
+            self.clear_through = max(self.clear_through, news.last_row_id)
+
     def last_id(self) -> int:
         if self._run is None:
             return self._reader.last_row_id()
@@ -76,7 +93,7 @@ class RowSource:
     def behind(self, item_id: int) -> Behind:
         first = self.after(item_id, 1)
         if not first:
-            return Behind(0, 0)
+            return NOTHING
         return Behind(self._num_after(item_id), first[0].emitted_us)
 
     def _num_after(self, item_id: int) -> int:
@@ -98,6 +115,12 @@ class BatchSource:
     def after(self, item_id: int, limit: int) -> Sequence[StoredBatch]:
         return self._reader.batches_after(item_id, limit)
 
+    def concerns(self, news: News) -> bool:
+        return news.has_batches
+
+    def passed(self, news: News) -> None:
+        """Every batch concerns it."""
+
     def last_id(self) -> int:
         return self._reader.last_batch_id()
 
@@ -109,7 +132,7 @@ class BatchSource:
 
     def behind(self, item_id: int) -> Behind:
         first = self.after(item_id, 1)
-        return Behind(self.last_id() - item_id, first[0].received_us) if first else Behind(0, 0)
+        return Behind(self.last_id() - item_id, first[0].received_us) if first else NOTHING
 
 
 class Bites(Generic[Item]):

@@ -4,16 +4,18 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import structlog
 
+from furlong.jsonline import NO_SECRETS, Secrets
+from services.metrics.bell import News
 from services.metrics.rows import RowReader
 from services.metrics.sinks.places import Places
 from services.metrics.sinks.sink import Cursor, Refused, Sink, TakenInPart
-from services.metrics.sinks.source import Bites, RowSource, Source
+from services.metrics.sinks.source import NOTHING, Bites, RowSource, Source
 from services.metrics.writer import Writer
 
 log = structlog.get_logger()
@@ -55,8 +57,12 @@ class SinkTask(Generic[Item]):
         *,
         kind: str = "",
         places: Places | None = None,
+        secrets: Secrets = NO_SECRETS,
     ) -> None:
-        """places: of which it needs one to be at work, when it is a sink that may be idle."""
+        """places: of which it needs one to be at work, when it is a sink that may be idle.
+
+        secrets: what is told of no error, whatever a sink's vendor puts into it.
+        """
         self.sink, self.kind = sink, kind or sink.name
         self.source: Source[Item] = source or RowSource(reader)  # type: ignore[assignment]  # the default: Item is Row
         self.handed = 0
@@ -68,11 +74,13 @@ class SinkTask(Generic[Item]):
         self.num_refused = 0
         self._places = places if sink.idle_after_s is not None else None
         self._bites = Bites(self.source)
-        self._reader, self._writer = reader, writer
+        self._reader, self._writer, self._secrets = reader, writer, secrets
         self.cursor_name = sink.cursor_name or sink.name
         """Under which its cursor is kept."""
         self._saved: Cursor | None = None
         self._new_rows = asyncio.Event()
+        self._has_all = False
+        """When it looked last there was nothing more to take."""
         self._closing = asyncio.Event()
         self._hurry = asyncio.Event()
         """Somebody waits for what it is to take: no gathering."""
@@ -80,26 +88,36 @@ class SinkTask(Generic[Item]):
         self._moved = asyncio.Condition()
         self._backoff_s = FIRST_BACKOFF_S
         self._asked_for_s = 0.0
+        self._ticked_at = 0.0
         self._task = asyncio.create_task(self._run(), name=f"sink-{sink.name}")
 
     @property
     def needed_after(self) -> int:
         """Rows up to this one may go from the durable log, as far as this sink is concerned."""
         clear_through = getattr(self.source, "clear_through", 0)
-        return max(self.safe, clear_through) if self.safe >= self.handed else self.safe
+        return max(self.safe, clear_through) if self.safe >= self.handed and self.has_all else self.safe
 
-    def notify(self) -> None:
-        """There are new rows. Event loop only."""
-        self._new_rows.set()
+    def notify(self, news: News | None = None) -> None:
+        """There is something new, or None: there may be. Event loop only, each piece of news in its order."""
+        if news is None or self.source.concerns(news):
+            self._new_rows.set()
+        elif self.has_all:
+            self.source.passed(news)
+
+    @property
+    def has_all(self) -> bool:
+        """Whether there is nothing that it has not taken, as far as there has been news."""
+        return self._has_all and not self._new_rows.is_set()
 
     async def status(self) -> SinkState:
         """How it is now."""
         place = self.safe if self.sink.counts_safe or self.state == "failing" else self.handed
-        behind = await asyncio.to_thread(self.source.behind, place)
+        nothing = self.has_all and place == self.handed
+        behind = NOTHING if nothing else await asyncio.to_thread(self.source.behind, place)
         seconds = max(0.0, time.time() - behind.oldest_us / 1e6) if behind.oldest_us else 0.0
         state, why = self.state, self.last_error
         if state == "healthy" and self.sink.trouble:
-            state, why = "failing", self.sink.trouble
+            state, why = "failing", self._secrets.redact(self.sink.trouble)
         elif state == "healthy" and seconds > self.sink.lagging_after_s:
             state = "lagging"
         return SinkState(
@@ -152,6 +170,7 @@ class SinkTask(Generic[Item]):
         while True:
             self._saved = Cursor(*await asyncio.to_thread(self._reader.cursor, self.cursor_name))
             self.handed = self.safe = self._saved.row_id  # shown as far behind as it is, also if it cannot start
+            self._has_all = False
             if self.sink.idle_after_s is not None and not await self._wait_for_first():
                 return
             if self._places is None:
@@ -174,8 +193,7 @@ class SinkTask(Generic[Item]):
     async def _wait_for_first(self) -> bool:
         """Whether there is something to take; False: nothing, and it closes."""
         while True:
-            self._new_rows.clear()
-            if await asyncio.to_thread(self.source.after, self.handed, 1):
+            if await self._look(lambda: self.source.after(self.handed, 1)):
                 return True
             if self._closing.is_set():
                 return False
@@ -184,10 +202,9 @@ class SinkTask(Generic[Item]):
 
     async def _feed(self) -> None:
         """Hand over what comes, until it closes, has been idle for long, or another waits for its place."""
-        begun = idle_since = time.monotonic()
+        begun = idle_since = self._ticked_at = time.monotonic()
         while not self._should_leave(begun, idle_since):
-            self._new_rows.clear()
-            items = await asyncio.to_thread(self._bites.after, self.handed)
+            items = await self._look(lambda: self._bites.after(self.handed))
             if items:
                 await self._hand(items)
                 idle_since = time.monotonic()
@@ -201,6 +218,14 @@ class SinkTask(Generic[Item]):
                 if self.sink.idle_after_s is not None and idle_s > self.sink.idle_after_s:
                     return
                 await self._wait_for_more()
+            await self._tick_when_due()
+
+    async def _look(self, find: Callable[[], Sequence[Item]]) -> Sequence[Item]:
+        self._new_rows.clear()
+        self._has_all = False
+        items = await asyncio.to_thread(find)
+        self._has_all = not items
+        return items
 
     def _should_leave(self, begun: float, idle_since: float) -> bool:
         now = time.monotonic()
@@ -227,12 +252,18 @@ class SinkTask(Generic[Item]):
         await self._advance(through)
 
     async def _wait_for_more(self) -> None:
-        limits = [limit for limit in (self.sink.tick_s, self.sink.idle_after_s) if limit is not None]
-        try:
+        """Until there is news, or it is time for something else."""
+        limits = [] if self.sink.idle_after_s is None else [self.sink.idle_after_s]
+        if self.sink.tick_s is not None:
+            limits.append(max(0.0, self._ticked_at + self.sink.tick_s - time.monotonic()))
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._new_rows.wait(), min(limits) if limits else None)
-        except TimeoutError:
-            if self.sink.tick_s is not None:
-                await self._save(await _limited(self.sink.tick(), self.sink.write_timeout_s, "tick"))
+
+    async def _tick_when_due(self) -> None:
+        """By the clock: there may be no quiet moment for hours."""
+        if self.sink.tick_s is not None and time.monotonic() - self._ticked_at >= self.sink.tick_s:
+            self._ticked_at = time.monotonic()
+            await self._save(await _limited(self.sink.tick(), self.sink.write_timeout_s, "tick"))
 
     async def _let_gather(self) -> None:
         """A write costs about the same for one row as for twenty: the next one waits for more of them."""
@@ -243,7 +274,7 @@ class SinkTask(Generic[Item]):
     def _count(self, refused: Refused) -> None:
         self.num_refused += 1
         if self.num_refused <= MAX_TOLD_REFUSALS:
-            reason = refused.reason[:MAX_ERROR_CHARS]
+            reason = self._secrets.redact(refused.reason)[:MAX_ERROR_CHARS]
             log.warning("sink_refused_row", sink=self.sink.name, row=refused.row_id, reason=reason)
 
     async def _save(self, cursor: Cursor | None) -> None:
@@ -266,7 +297,7 @@ class SinkTask(Generic[Item]):
         self.state, self.last_error, self._backoff_s = "healthy", "", FIRST_BACKOFF_S
 
     async def _failed(self, error: Exception) -> None:
-        text = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+        text = self._secrets.redact(f"{type(error).__name__}: {error}")[:MAX_ERROR_CHARS]
         if text != self.last_error:  # once a cause, not at every try
             log.warning("sink_failing", sink=self.sink.name, error=text, retry_s=self._backoff_s)
         self.state, self.last_error = "failing", text
@@ -277,7 +308,8 @@ class SinkTask(Generic[Item]):
         try:
             await _limited(self.sink.abort(), 5.0, "abort")
         except Exception as second:  # whatever a sink's vendor raises
-            log.warning("sink_abort_failed", sink=self.sink.name, error=repr(second)[:MAX_ERROR_CHARS])
+            text = self._secrets.redact(repr(second))[:MAX_ERROR_CHARS]
+            log.warning("sink_abort_failed", sink=self.sink.name, error=text)
 
     async def _pause(self) -> None:
         """Until the next try; a close ends it early, and is then tried a few times in quick succession."""
