@@ -1,8 +1,9 @@
 """The rows as metrics of an OpenTelemetry collector: OTLP over HTTP, protobuf, gzip.
 
 What the collector says it will never take (400, 413, 422) is halved until the rows that are to blame stand alone; those
-are left out and counted. What it rejects within a success is counted and not sent again, as the protocol asks. A kill
-between a request and our memory of it sends the newest rows again, with the same names, attributes and times.
+are left out and counted. What it rejects within a success is counted and not sent again, as the protocol asks. What it
+took of a write before it failed is not sent again either. A kill between a request and our memory of it sends the
+newest rows again, with the same names, attributes and times.
 """
 
 import asyncio
@@ -19,8 +20,9 @@ from furlong.config.destinations import url_problem
 from services.metrics.rows import Row
 from services.metrics.sinks.drawn import Drawn, drawn
 from services.metrics.sinks.otlp_messages import metrics_request, num_points, rejected
-from services.metrics.sinks.post import Poster, PostFailed, Unacceptable
-from services.metrics.sinks.sink import Cursor, Refused, Sink, SinkContext, option_of
+from services.metrics.sinks.post import Poster
+from services.metrics.sinks.sender import WRITE_TIMEOUT_S, Sender
+from services.metrics.sinks.sink import Cursor, Sink, SinkContext, option_of
 
 log = structlog.get_logger()
 Item = TypeVar("Item")
@@ -39,10 +41,13 @@ def make(options: Mapping[str, object], context: SinkContext) -> Sink[Row]:
 class OtlpMetricsSink(Sink[Row]):
     """One request at a time, in order."""
 
-    write_timeout_s = 600.0  # a batch may be halved many times; each request has its own limit
+    write_timeout_s = WRITE_TIMEOUT_S
 
-    def __init__(self, sender: Poster) -> None:
-        self._sender = Sender(sender, encode=metrics_request, id_of=lambda row: row.row_id, logs=False)
+    def __init__(self, to: Poster) -> None:
+        self._collector = Collector(to, encode=metrics_request, logs=False)
+        self._sender: Sender[Drawn] = Sender(
+            self._collector.post, id_of=lambda row: row.row_id, cursor_at=lambda row: Cursor(row.row_id)
+        )
 
     async def start(self, durable: Cursor) -> Cursor:
         """Nothing is needed."""
@@ -51,69 +56,40 @@ class OtlpMetricsSink(Sink[Row]):
     async def write(self, rows: Sequence[Row]) -> Cursor:
         """Send what is new in the rows."""
         shown = await asyncio.to_thread(lambda: [one for row in rows if (one := drawn(row)) is not None])
-        refused = await self._sender.send(_pieces(shown))
-        return Cursor(rows[-1].row_id, refused=tuple(refused))
+        return Cursor(rows[-1].row_id, refused=await self._sender.send(_pieces(shown)))
 
     async def finish(self) -> Cursor | None:
         """Everything was answered."""
-        await self._sender.close()
+        await self._collector.close()
         return None
 
     async def abort(self) -> None:
         """Close the connection."""
-        await self._sender.close()
+        await self._collector.close()
 
 
-class Sender(Generic[Item]):
-    """Posts pieces of what a sink has; parts a piece that is refused."""
+class Collector(Generic[Item]):
+    """Takes points or log records by POST."""
 
-    def __init__(
-        self,
-        poster: Poster,
-        *,
-        encode: Callable[[Sequence[Item]], bytes],
-        id_of: Callable[[Item], int],
-        logs: bool,
-    ) -> None:
-        self._poster, self._encode, self._id_of, self._logs = poster, encode, id_of, logs
-        self._took_any = False
+    def __init__(self, poster: Poster, *, encode: Callable[[Sequence[Item]], bytes], logs: bool) -> None:
+        self._poster, self._encode, self._logs = poster, encode, logs
         self.num_rejected = 0
         """Points or records that were rejected within a success."""
 
-    async def send(self, pieces: Sequence[Sequence[Item]]) -> list[Refused]:
-        """Post them all; what was refused for good. Raises PostFailed when something else is wrong."""
-        refused: list[Refused] = []
-        refusal: Unacceptable | None = None
-        for piece in pieces:
-            found, error = await self._post(piece)
-            refused, refusal = refused + found, error or refusal
-        if refusal is not None and not self._took_any:
-            raise PostFailed(f"{refusal} (everything so far; nothing is left out before it has taken something)")
-        return refused
-
-    async def close(self) -> None:
-        """Let go of the connection."""
-        await self._poster.close()
-
-    async def _post(self, items: Sequence[Item]) -> tuple[list[Refused], Unacceptable | None]:
+    async def post(self, items: Sequence[Item]) -> None:
+        """One request. Raises as Poster does."""
         body = await asyncio.to_thread(lambda: gzip.compress(self._encode(items), compresslevel=1))
         headers = {
             "Content-Type": "application/x-protobuf",
             "Content-Encoding": "gzip",
             "User-Agent": f"furlong/{__version__}",
         }
-        try:
-            answer = await self._poster.post(body, headers)
-        except Unacceptable as error:
-            if len(items) == 1:
-                return [Refused(self._id_of(items[0]), str(error))], error
-            middle = len(items) // 2
-            first, _ = await self._post(items[:middle])
-            second, _ = await self._post(items[middle:])
-            return first + second, error
-        self._took_any = True
+        answer = await self._poster.post(body, headers)
         self._note_rejected(answer.body, len(items))
-        return [], None
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        await self._poster.close()
 
     def _note_rejected(self, answer: bytes, num_items: int) -> None:
         count, reason = rejected(answer, logs=self._logs)

@@ -1,7 +1,8 @@
 """The rows as JSON, by POST to a URL: {"sink": ..., "rows": [{"row": 17, "run": ..., "values": {...}}, ...]}.
 
 Each POST has an `Idempotency-Key`, the same when the same rows are sent again. What was answered with success is not
-sent again; a POST whose answer was lost is. A receiver that must not count a row twice goes by `row`.
+sent again, whatever became of the rest of its write; a POST whose answer was lost is. A receiver that must not count a
+row twice goes by `row`.
 
 A body that is refused for good (400, 413, 422) is halved until the rows that are to blame stand alone; those are left
 out and counted. As long as nothing was ever taken, a refusal of everything is held for a wrong URL or a wrong
@@ -9,9 +10,11 @@ configuration of the receiver, and nothing is left out.
 """
 
 import asyncio
+import dataclasses
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
@@ -20,8 +23,10 @@ from furlong import __version__
 from furlong.config.destinations import url_problem
 from furlong.rundir import write_atomically
 from services.metrics.rows import Row, RowReader
-from services.metrics.sinks.post import Poster, PostFailed, Unacceptable
-from services.metrics.sinks.sink import Cursor, Refused, Sink, SinkContext, option_of
+from services.metrics.sinks.post import Poster, Unacceptable
+from services.metrics.sinks.sender import WRITE_TIMEOUT_S, Sender
+from services.metrics.sinks.sink import Cursor, Sink, SinkContext, option_of
+from services.metrics.sinks.source import MAX_ITEMS
 
 AUTHORIZATION = "FURLONG_WEBHOOK_AUTHORIZATION"
 """The environment variable for the Authorization header."""
@@ -40,48 +45,55 @@ def make(options: Mapping[str, object], context: SinkContext) -> Sink[Row]:
     return WebhookSink(poster, folder=context.folder, reader=context.reader)
 
 
+@dataclass(frozen=True)
+class _Tried:
+    """What the last POST was to bring."""
+
+    begun: int = 0
+    """The cursor before its write."""
+    settled: int = 0
+    """Up to this row all was answered."""
+    first: int = 0
+    last: int = 0
+
+
 class WebhookSink(Sink[Row]):
     """Posts rows in order, one POST at a time."""
 
     start_timeout_s = 30.0
-    write_timeout_s = 600.0  # a batch may be halved many times; each POST has its own limit
+    write_timeout_s = WRITE_TIMEOUT_S
     finish_timeout_s = 10.0
 
     def __init__(self, poster: Poster, *, folder: Path, reader: RowReader) -> None:
         self._poster, self._folder, self._reader = poster, folder, reader
         self._identity = ""
-        self._tried = (0, 0)
-        self._took_any = False
-        self._refused: list[Refused] = []
+        self._cursor = 0
+        self._sender: Sender[Row] = Sender(
+            self._post, id_of=lambda row: row.row_id, cursor_at=lambda row: Cursor(row.row_id)
+        )
 
     async def start(self, durable: Cursor) -> Cursor:
         """Rows of a try that had no answer go once more as they were, so that the key says the same."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._identity = _identity(self._folder / "identity")
-        self._tried = _read_span(self._folder / "tried")
-        first, last = self._tried
-        rows = await asyncio.to_thread(self._reader.after, durable.row_id, last - first + 1) if last else []
-        if not rows or (rows[0].row_id, rows[-1].row_id) != self._tried:
-            return durable
-        try:
-            await self._poster.post(*self._request(rows))
-        except Unacceptable:
-            return durable  # `write` finds out which of them it is
-        self._took_any = True
-        return Cursor(last)
+        tried = await asyncio.to_thread(self._prepare)
+        self._cursor = durable.row_id
+        if tried.begun <= self._cursor < tried.settled:  # a kill came between an answer and the cursor's way to disk
+            self._cursor = tried.settled
+        num_rows = min(MAX_ITEMS, tried.last - tried.first + 1)
+        rows = await asyncio.to_thread(self._reader.after, self._cursor, num_rows) if tried.last else []
+        if rows and (rows[0].row_id, rows[-1].row_id) == (tried.first, tried.last):
+            try:
+                await self._poster.post(*await asyncio.to_thread(self._request, rows))
+            except Unacceptable:
+                return Cursor(self._cursor)  # `write` finds out which of them it is
+            self._sender.took_any = True
+            self._cursor = tried.last
+        return Cursor(self._cursor)
 
     async def write(self, rows: Sequence[Row]) -> Cursor:
         """Post them."""
-        self._refused = []
-        refusal: Unacceptable | None = None
-        for piece in _pieces(rows):
-            self._tried = (piece[0].row_id, piece[-1].row_id)
-            write_atomically(self._folder / "tried", b"%d %d" % self._tried)
-            refusal = await self._post(piece) or refusal
-        if refusal is not None and not self._took_any:
-            self._tried = (0, 0)
-            raise PostFailed(f"{refusal} (every row so far; nothing is left out before it has taken one)")
-        return Cursor(rows[-1].row_id, refused=tuple(self._refused))
+        refused = await self._sender.send(_pieces(rows))
+        self._cursor = rows[-1].row_id
+        return Cursor(self._cursor, refused=refused)
 
     async def finish(self) -> Cursor | None:
         """Every row was answered."""
@@ -92,20 +104,22 @@ class WebhookSink(Sink[Row]):
         """Close the connections."""
         await self._poster.close()
 
-    async def _post(self, rows: Sequence[Row]) -> Unacceptable | None:
-        """Halve what is refused; one row alone is left out. The refusal, if there was one."""
-        try:
-            await self._poster.post(*self._request(rows))
-        except Unacceptable as error:
-            if len(rows) == 1:
-                self._refused.append(Refused(rows[0].row_id, str(error)))
-            else:
-                middle = len(rows) // 2
-                await self._post(rows[:middle])
-                await self._post(rows[middle:])
-            return error
-        self._took_any = True
-        return None
+    async def _post(self, rows: Sequence[Row]) -> None:
+        """Remember what is tried, then try it."""
+        settled = rows[0].row_id - 1 if self._sender.took_any else self._cursor
+        tried = _Tried(self._cursor, settled, rows[0].row_id, rows[-1].row_id)
+
+        def prepare() -> tuple[bytes, dict[str, str]]:
+            _remember(self._folder / "tried", tried)
+            return self._request(rows)
+
+        await self._poster.post(*await asyncio.to_thread(prepare))
+
+    def _prepare(self) -> _Tried:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / "tried").touch()  # before what makes the folder's entries durable
+        self._identity = _identity(self._folder / "identity")
+        return _recall(self._folder / "tried")
 
     def _request(self, rows: Sequence[Row]) -> tuple[bytes, dict[str, str]]:
         """Body and headers."""
@@ -142,9 +156,19 @@ def _identity(path: Path) -> str:
     return path.read_text().strip()
 
 
-def _read_span(path: Path) -> tuple[int, int]:
+def _remember(path: Path, tried: _Tried) -> None:
+    """In place, so that a POST waits for one write of a few bytes: of so few a power cut leaves the old or the new."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
-        first, last = path.read_text().split()
-        return int(first), int(last)
-    except (OSError, ValueError):
-        return 0, 0
+        os.pwrite(handle, b"%019d %019d %019d %019d\n" % dataclasses.astuple(tried), 0)
+        os.fdatasync(handle)
+    finally:
+        os.close(handle)
+
+
+def _recall(path: Path) -> _Tried:
+    try:
+        begun, settled, first, last = map(int, path.read_text().split())
+        return _Tried(begun, settled, first, last)
+    except (OSError, ValueError):  # nothing yet, or damaged: at most a key is another one
+        return _Tried()

@@ -20,6 +20,15 @@ def losses_at(receiver: Receiver) -> list[float]:
     return [value for name, _, value, _ in points_in(receiver.taken) if name == "train/loss"]
 
 
+def losses_at_one(request: Request) -> list[float]:
+    return [value for name, _, value, _ in points_in([request]) if name == "train/loss"]
+
+
+def lines_of(request: Request) -> list[int]:
+    found = [plain(record.attributes) for _, record in logs_in([request]) if record.body.string_value == "line"]
+    return [attributes["n"] for attributes in found]
+
+
 def rows(first: int, last: int) -> list[bytes]:
     return [part(n, {"train/loss": ["last", n]}) for n in range(first, last + 1)]
 
@@ -97,6 +106,34 @@ def test_what_is_refused_for_good_is_found_by_halving_and_counted(make: Make) ->
         until(lambda: refused_by(service, "otlp") == 1, "one refused")
         assert losses_at(receiver) == [n for n in range(1, 101) if n != 37]
         assert refused_by(service, "otlp_logs") == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/metrics", "/v1/logs"])
+def test_what_was_taken_of_a_parted_write_is_not_sent_again_when_the_rest_fails(make: Make, path: str) -> None:
+    """A batch of log lines too, of which the first were taken."""
+    failed: list[Request] = []
+
+    def answer(request: Request) -> Reply:
+        said = [*losses_at_one(request), *lines_of(request)]
+        if request.path != path or not said:
+            return Reply()
+        if len(said) > 8:
+            return Reply(413)
+        if not failed and any(losses_at_one(one) or lines_of(one) for one in receiver.taken):
+            failed.append(request)
+            return Reply(503)
+        return Reply()
+
+    def everything() -> list[object]:
+        return [said for one in receiver.taken if one.path == path for said in (losses_at_one(one) or lines_of(one))]
+
+    with receiving(answer) as receiver:
+        service = make(otlp_endpoint=receiver.url).start()
+        lines = [b'{"event":"line","level":"info","run":"r","instance":"x-0","n":%d}' % n for n in range(1, 31)]
+        send(service, batch(rows(1, 30) if path == "/v1/metrics" else lines))
+        until(lambda: len(set(map(str, everything()))) >= 30, "all of it")
+        service.stop()
+        assert failed and everything() == list(range(1, 31))
 
 
 @pytest.mark.parametrize("status", [429, pytest.param(503, marks=pytest.mark.slow)])

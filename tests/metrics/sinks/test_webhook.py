@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +11,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from services.metrics.rows import Row, RowReader
 from services.metrics.sinks import webhook
-from services.metrics.sinks.post import retry_after_s, shown
+from services.metrics.sinks.post import Poster, retry_after_s, shown
+from services.metrics.sinks.sink import Cursor
 from tests.metrics.running import MetricsProcess, batch, part, send, until
 from tests.metrics.sinks.receiver import Receiver, Reply, Request, receiving
 
@@ -43,6 +47,28 @@ def test_rows_arrive_as_they_are_once_and_in_order(make: Make) -> None:
         first = rows_in(receiver.taken[0])[0]
         assert (first["row"], first["run"], first["axis"], first["values"]) == (1, "r", "train/step", {"train/loss": 1})
         assert len({request.headers["idempotency-key"] for request in receiver.taken}) == len(receiver.taken)
+
+
+def test_what_was_taken_of_a_parted_write_is_not_sent_again_when_the_rest_fails(make: Make) -> None:
+    """The first half is taken, the second is not at once: it comes again as it was, and only it."""
+    failed: list[Request] = []
+
+    def answer(request: Request) -> Reply:
+        if len(rows_in(request)) > 8:
+            return Reply(413)
+        if not failed and receiver.taken:
+            failed.append(request)
+            return Reply(503)
+        return Reply()
+
+    with receiving(answer) as receiver:
+        service = make(metrics_webhook=receiver.url).start()
+        post_rows(service, 100)
+        until(lambda: len(set(map(str, steps_at(receiver)))) >= 100, "100 rows")
+        service.stop()
+        assert steps_at(receiver) == list(range(1, 101))
+        again = next(request for request in receiver.taken if request.body == failed[0].body)
+        assert again.headers["idempotency-key"] == failed[0].headers["idempotency-key"]
 
 
 @pytest.mark.parametrize("away_s", [1.5, pytest.param(20.0, marks=pytest.mark.slow)])
@@ -129,6 +155,42 @@ def test_receiver_killed_with_its_answer_under_way_gets_the_same_key_again(make:
         by_key = dict(zip(keys, receiver.taken, strict=True))
         assert [row["step"] for request in by_key.values() for row in rows_in(request)] == [1, 2, 3, 4, 5]
         assert len(keys) > len(by_key)
+
+
+def test_what_was_taken_of_a_parted_write_is_not_sent_again_after_a_kill_in_its_middle(make: Make) -> None:
+    def answer(request: Request) -> Reply:
+        if len(rows_in(request)) > 8:
+            return Reply(413)
+        if len(receiver.taken) == 1:  # nothing of this write stands in the store
+            service.kill()
+        return Reply()
+
+    with receiving(answer) as receiver:
+        service = make(metrics_webhook=receiver.url).start()
+        post_rows(service, 16)
+        until(lambda: len(receiver.taken) == 2, "both halves")
+        service.start()
+        until(lambda: len(receiver.taken) > 2, "the half whose answer was lost")
+        service.stop()
+        assert steps_at(receiver) == [*range(1, 17), *range(9, 17)]
+        assert len({request.headers["idempotency-key"] for request in receiver.taken}) == 2
+
+
+async def test_disk_is_waited_for_outside_the_event_loop_and_once_a_post(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, lambda handle: synced.append(threading.get_ident()))
+    with receiving() as receiver:
+        poster = Poster(receiver.url)
+        sink = webhook.WebhookSink(poster, folder=tmp_path / "sink", reader=RowReader(tmp_path / "none.db"))
+        await sink.start(Cursor(0))
+        num_at_start = len(synced)
+        await sink.write([Row(1, "r", b'{"step":1}', None, True, 0)])
+        await sink.finish()
+    assert len(receiver.taken) == len(synced) - num_at_start == 1
+    assert threading.get_ident() not in synced
 
 
 def test_retry_after_is_read_in_both_forms() -> None:
