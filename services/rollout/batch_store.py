@@ -4,8 +4,9 @@ A file is written whole or not at all, and carries a checksum; a damaged one is 
 journal: where this service would go on if it were restarted now.
 """
 
+import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ log = structlog.get_logger()
 
 MAGIC = b"FURLONG BATCH 1\n"
 _LENGTH = struct.Struct("<Q")
+
+Details = Sequence[Sequence[Mapping[str, Any] | None]]  # Any: JSON
+"""What the reward function gave beside the rewards, by group and sample; None for a sample without."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class KeptBatch:
     """The attempt whose metrics hold its values."""
     values: Mapping[str, Any]  # Any: encoded metric values
     """Its metrics, so that a later attempt's row is complete too."""
+    details: Details = ()
+    """Empty: it was kept by a version that did not keep them."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,7 @@ def encode_batch(batch: KeptBatch) -> bytes:
         "weights_digest": batch.weights_digest,
         "attempt": batch.attempt,
         "values": dict(batch.values),
+        "details": json.dumps(batch.details),  # the standard library's: it keeps NaN, Infinity and long integers
     }
     parts = [orjson.dumps(header), batch.summary.SerializeToString()]
     parts += [group.SerializeToString() for group in batch.groups]
@@ -158,4 +165,5 @@ def decode_batch(content: bytes) -> KeptBatch:
         weights_digest=header["weights_digest"],
         attempt=header["attempt"],
         values=header["values"],
+        details=json.loads(header.get("details", "[]")),
     )

@@ -14,7 +14,7 @@ import orjson
 import structlog
 
 from furlong.v1 import rollout_pb2, sample_pb2
-from services.rollout.batch_store import BatchStore, Journal, KeptBatch
+from services.rollout.batch_store import BatchStore, Details, Journal, KeptBatch
 from services.rollout.feed import Draw, FeedPosition, PromptFeed
 from services.rollout.refusal import Refused
 
@@ -31,6 +31,7 @@ class NewBatch:
     summary: rollout_pb2.BatchSummary
     weights_digest: str
     values: dict[str, list[object]]
+    details: Details
 
 
 MakeBatch = Callable[[int, int, list[Draw]], Awaitable[NewBatch]]
@@ -180,6 +181,7 @@ class Batches:
             weights_digest=made.weights_digest,
             attempt=self.attempt,
             values=made.values,
+            details=made.details,
         )
         await asyncio.to_thread(self._store.write, batch)
         self._next, self._position = rollout_id + 1, after

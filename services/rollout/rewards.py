@@ -3,7 +3,6 @@
 Never on the event loop when it is a user's function, never without a limit. Built-in rewards are pure.
 """
 
-import copy
 import math
 import numbers
 import re
@@ -17,7 +16,7 @@ from furlong.hooks import Hook, load_hook
 from services.rollout.call_pool import CallPool, CallTimeout
 from services.rollout.flags import Flags
 from services.rollout.sample_view import Sample
-from services.rollout.user_values import describe_error, describe_value
+from services.rollout.user_values import as_json, describe_error, describe_value
 
 _NUMBER = re.compile(r"(?<![\d.])[-+]?\d[\d,]*(?:\.\d+)?|\d[\d,]*(?:\.\d+)?")
 
@@ -34,7 +33,7 @@ class Reward:
     """None: no reward; `error` says why."""
     error: str = ""
     details: Mapping[str, Any] | None = None  # Any: the user's own
-    """The dict that the function gave, if it gave one."""
+    """The dict that the function gave, if it gave one, as JSON can hold it."""
 
 
 class RewardFunction:
@@ -75,17 +74,18 @@ class RewardFunction:
     def _read(self, result: object) -> Reward:
         details = None
         if isinstance(result, Mapping):
-            details = {key: _copied(value) for key, value in dict(result).items()}
+            given = dict(result)
+            details = as_json(given)
             keys = ", ".join(map(repr, list(details)[:50])) or "none"
             if not self._key:
                 raise RewardMisconfigured(
                     f"{self._path} gave a dict and no key was configured; its keys: {keys}. Give --reward-key."
                 )
-            if self._key not in details:
+            if self._key not in given:
                 raise RewardMisconfigured(
                     f"{self._path} gave a dict without the key {self._key!r} of --reward-key; its keys: {keys}."
                 )
-            result = details[self._key]
+            result = given[self._key]
         value = _number(result)
         if value is None:
             return Reward(
@@ -118,14 +118,6 @@ def last_number(text: str) -> Decimal | None:
 
 def _label(sample: Sample) -> str:
     return "" if sample.label is None else str(sample.label)
-
-
-def _copied(value: object) -> object:
-    """What the function cannot change any more. A value that cannot be copied (a lock, a generator) becomes text."""
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # __deepcopy__ and __reduce__ are the user's own
-        return describe_value(value)
 
 
 def _number(value: object) -> float | None:

@@ -217,13 +217,15 @@ async def _answered(context: Context, work: Awaitable[T]) -> T:
 
 
 def _views(batch: KeptBatch, feed: PromptFeed) -> list[Sample]:
+    told = batch.details or [[None] * len(group.samples) for group in batch.groups]
     return [
         view_sample(
             sample,
             prompt=feed.prompt_at(group.prompt_index),
             group_index=group.group_index,
             group_size=len(group.samples),
+            reward_details=details,
         )
-        for group in batch.groups
-        for sample in group.samples
+        for group, of_group in zip(batch.groups, told, strict=True)
+        for sample, details in zip(group.samples, of_group, strict=True)
     ]

@@ -112,8 +112,8 @@ class TrainingRollouts:
             passrate=rollout.log_passrate,
         )
         if rollout.log_reward_category:
-            details = [one for group in made.groups for one in group.details]
-            values.update(category_values(details, key=rollout.log_reward_category))
+            told = [one for group in made.groups for one in group.details]
+            values.update(category_values(told, key=rollout.log_reward_category))
         if rollout.log_samples:
             views = (view for group in made.groups for view in group.views())
             values["rollout/samples"] = sample_table(views, num_rows=rollout.log_samples)
@@ -123,7 +123,8 @@ class TrainingRollouts:
             samples=lambda: [view for group in made.groups for view in group.views()],
             rollout_time_s=made.seconds,
         )
-        return NewBatch(made.protos, summarize(made, rollout_id), weights_digest, encode_values(values))
+        details = [group.details for group in made.groups]
+        return NewBatch(made.protos, summarize(made, rollout_id), weights_digest, encode_values(values), details)
 
 
 def summarize(made: Made, rollout_id: int) -> rollout_pb2.BatchSummary:

@@ -1,9 +1,18 @@
-"""What users' functions give and raise, as text that can be passed on. Never raises, whatever a value's methods do."""
+"""What users' functions give and raise, as text and JSON that can be passed on.
 
+Never raises, whatever a value's methods do.
+"""
+
+import numbers
 import os
+from collections.abc import Mapping
+from typing import Any
 
 MAX_CHARS = 1_000
 """More of an error's own text is cut off: every sample may carry it."""
+MAX_DEPTH = 20
+MAX_INT_BITS = 1024
+"""A longer one is text: nothing can read it back as a float."""
 
 
 def describe_error(error: BaseException) -> str:
@@ -42,6 +51,29 @@ def as_text(value: object, *, max_chars: int) -> str:
     except Exception as error:  # __str__ is the user's own
         text = f"[unprintable {type(value).__name__}: {type(error).__name__}]"
     return text[:max_chars].encode("utf-8", "replace").decode()
+
+
+def as_json(value: object, *, depth: int = MAX_DEPTH) -> Any:  # Any: JSON is
+    """A copy that JSON can hold: text, numbers, lists and dicts of them, also numpy's and torch's; the rest as text."""
+    try:
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return str.__str__(value)
+        if isinstance(value, numbers.Integral) and (whole := int(value)).bit_length() <= MAX_INT_BITS:
+            return whole
+        if isinstance(value, numbers.Real):
+            return float(value)
+        if depth and isinstance(value, Mapping):
+            items = dict(value).items()
+            return {as_text(key, max_chars=MAX_CHARS): as_json(item, depth=depth - 1) for key, item in items}
+        if depth and isinstance(value, (list, tuple)):
+            return [as_json(item, depth=depth - 1) for item in value]
+        if depth and callable(tolist := getattr(value, "tolist", None)):
+            return as_json(tolist(), depth=depth - 1)
+        return as_text(value, max_chars=MAX_CHARS)
+    except Exception:  # its methods are the user's own
+        return as_text(value, max_chars=MAX_CHARS)
 
 
 def _passable(text: str, max_chars: int) -> str:

@@ -18,7 +18,7 @@ from services.rollout.reporting import MAX_WAITING, Reporter
 from services.rollout.sample_view import Sample, view_sample
 from services.rollout.unfinished_reports import UnfinishedReports
 from tests.rollout import user_functions
-from tests.rollout.world import FakeTelemetry, code_of, make_config, until, world, write_lines
+from tests.rollout.world import FakeTelemetry, code_of, make_config, rollout_of, router_of, until, world, write_lines
 
 HERE = "tests.rollout.user_functions"
 
@@ -95,6 +95,24 @@ async def test_a_hook_that_handles_a_rollout_gets_copies_and_the_row_still_compl
         again, _ = await w.batch(0)
         assert again == groups
         assert all(sample.reward >= 0 for group in again for sample in group.samples)
+
+
+async def test_a_hook_sees_the_same_samples_after_a_restart(tmp_path: Path) -> None:
+    user_functions.CALLS.clear()
+    hooks = {"custom_rm_path": f"{HERE}.as_dict", "custom_rollout_log_function_path": f"{HERE}.log_samples"}
+    config = make_config(tmp_path, rm_type=None, reward_key="score", **hooks)
+    async with router_of(config):
+        async with rollout_of(config) as w:
+            await w.restore()
+            await w.publish(0)
+            await w.batch(0)
+            await until(lambda: user_functions.CALLS)
+        async with rollout_of(config) as w:
+            await w.restore(attempt=2)
+            await w.batch(0)
+            await until(lambda: len(user_functions.CALLS) == 2)
+    before, after = user_functions.CALLS
+    assert before == after and [s.reward_details for s in after] == [{"score": 0.5, "acc": 1}] * 8
 
 
 async def test_a_hook_that_raises_leaves_the_default_values(tmp_path: Path) -> None:

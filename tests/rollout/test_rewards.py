@@ -1,7 +1,8 @@
 """Rewards: built-in ones, and users' functions with everything that can be wrong with them."""
 
 import asyncio
-import copy
+import json
+import math
 import os
 import threading
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy
 import pytest
 
 from furlong.config import ConfigError
@@ -21,6 +23,7 @@ from services.rollout.generation import fail
 from services.rollout.metrics import category_values
 from services.rollout.rewards import Reward, RewardFunction, RewardMisconfigured, built_in_reward
 from services.rollout.sample_view import Sample
+from services.rollout.user_values import as_json
 from tests.rollout import user_functions
 from tests.rollout.world import make_config, world
 
@@ -122,11 +125,22 @@ async def test_values_that_fail_when_looked_at_fail_their_sample_only(tmp_path: 
     fail(sample_pb2.Sample(), reward.error)  # a message can hold it
 
 
-async def test_details_that_cannot_be_copied_are_told_as_text(tmp_path: Path) -> None:
+async def test_details_that_json_cannot_hold_are_told_as_text(tmp_path: Path) -> None:
     reward = await reward_function(tmp_path, "dict_with_a_lock", reward_key="score").score(sample())
     assert reward.value == 0.5 and reward.details is not None
-    assert copy.deepcopy(reward.details["lock"]).startswith("lock <unlocked")
+    assert reward.details["lock"].startswith("<unlocked")
     assert "rollout/error_cat/[unprintable _Evil: RuntimeError]" in category_values([reward.details], key="category")
+
+
+def test_details_keep_what_json_can_hold() -> None:
+    given = {"acc": 1, "ok": True, "nan": math.nan, "none": None, "steps": [0.5, {"text": "\ud800"}], "long": 10**5000}
+    kept = json.loads(json.dumps(as_json(given)))
+    assert repr(kept) == repr({**given, "long": "[unprintable int: ValueError]"})
+    arrays = {"a": numpy.array([1, 2]), "f": numpy.float32(0.5), "i": numpy.int64(3), "t": (1, 2)}
+    assert as_json(arrays) == {"a": [1, 2], "f": 0.5, "i": 3, "t": [1, 2]}
+    endless: list[object] = []
+    endless.append(endless)
+    assert str(as_json(endless)).count("[[...]]") == 1
 
 
 async def test_a_dict_needs_a_key_that_it_has(tmp_path: Path) -> None:

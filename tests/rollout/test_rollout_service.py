@@ -1,14 +1,17 @@
 """NextBatch, evaluation, state and the life of the service, with real sockets, a real router and fake engines."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
+from furlong.checksum import bytes_checksum
 from furlong.config import ConfigError
 from furlong.v1 import rollout_pb2, sample_pb2, weights_pb2
-from services.rollout.batch_store import BatchStore
+from services.rollout.batch_store import MAGIC, BatchStore, KeptBatch, decode_batch, encode_batch
+from services.rollout.feed import FeedPosition
 from tests.rollout.world import code_of, make_config, rollout_of, router_of, until, world, write_lines
 
 
@@ -136,6 +139,17 @@ def test_foreign_files_beside_kept_batches_are_left_alone(tmp_path: Path) -> Non
     store = BatchStore(tmp_path)
     assert store.ids() == [7] and store.forget(since=0) == [7]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["batch-.pb", "batch-zzz.pb"]
+
+
+def test_a_batch_kept_by_a_version_without_details_is_read() -> None:
+    at = FeedPosition("data")
+    batch = KeptBatch(0, [sample_pb2.Group()], rollout_pb2.BatchSummary(), at, at, "s", "w", 1, {}, details=[[]])
+    now = encode_batch(batch)[len(MAGIC) : -16]
+    entry = b',"details":"[[]]"'
+    assert decode_batch(encode_batch(batch)) == batch and entry in now
+    size = int.from_bytes(now[:8], "little") - len(entry)
+    older = MAGIC + size.to_bytes(8, "little") + now[8:].replace(entry, b"")
+    assert decode_batch(older + bytes.fromhex(bytes_checksum(older))) == replace(batch, details=[])
 
 
 async def test_a_later_attempt_gets_the_values_of_a_repeated_batch_once(tmp_path: Path) -> None:

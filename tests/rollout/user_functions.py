@@ -95,6 +95,11 @@ def log_true(rollout_id: int, args: Any, samples: list[Any], extra: dict[str, fl
     return True
 
 
+def log_samples(rollout_id: int, args: Any, samples: list[Any], extra: dict[str, float], rollout_time: float) -> bool:
+    CALLS.append(samples)
+    return False
+
+
 def log_false(*arguments: Any) -> bool:
     return False
 
