@@ -21,10 +21,10 @@ class UserSink(Protocol):
     def init(self, run: str, config: Mapping[str, Any]) -> int | None:
         """Get ready; called once, before any row.
 
-        run: the run's name; empty when the service keeps many. config: the resolved run without secrets, or empty.
-        Returns the `row` number of the last row that is safely there, if the other side can tell: what follows it is
-        sent, and nothing twice. None: the service's own memory counts, which may send the newest rows again after a
-        crash.
+        run: the run's name; empty when the service keeps many. config: the resolved run without secrets, of URLs only
+        scheme, host and port; or empty. Returns the `row` number of the last row that is safely there, if the other
+        side can tell: what follows it is sent, and nothing twice. None: the service's own memory counts, which may send
+        the newest rows again after a crash.
         """
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -15,7 +15,7 @@ class Good:
     """All four methods."""
 
     def init(self, run: str, config: Mapping[str, Any]) -> None:
-        self.tell({"init": run, "lr": config["trainer"]["lr"]})
+        self.tell({"init": run, "lr": config["trainer"]["lr"], "webhook": config["metrics"]["alert_webhook"]})
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:

@@ -37,7 +37,7 @@ def send_steps(service: MetricsProcess, first: int, last: int, value: object = 1
 
 
 def test_own_sinks_get_every_row_once_over_restarts_and_kills(make: Make, tmp_path: Path) -> None:
-    service = start(make, tmp_path, "Good", "OnlyWrite")
+    service = start(make, tmp_path, "Good", "OnlyWrite", alert_webhook="http://127.0.0.1:1/HUSH")
     send_steps(service, 1, 5, "NaN")
     service.flush()
     service.stop()
@@ -52,7 +52,7 @@ def test_own_sinks_get_every_row_once_over_restarts_and_kills(make: Make, tmp_pa
     until(lambda: steps(tmp_path, "OnlyWrite")[-1:] == [9], "the last row")
     assert steps(tmp_path, "Good") == steps(tmp_path, "OnlyWrite") == list(range(1, 10))
     first = told(tmp_path, "Good")[0]
-    assert first == {"init": "r", "lr": service.config.trainer.lr}
+    assert first == {"init": "r", "lr": service.config.trainer.lr, "webhook": "http://127.0.0.1:1"}
     assert told(tmp_path, "OnlyWrite")[0]["is_nan"]
 
 

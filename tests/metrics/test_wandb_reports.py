@@ -43,6 +43,7 @@ ON_AXES = {
     "profiling/a": "my/clock",
 }
 SECRET = "hunter2hunter2"
+HUSHED = "http://u:HUSH@127.0.0.1:2/HUSH?k=HUSH"
 
 
 def records() -> list[bytes]:
@@ -61,7 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfflineRun]:
     """A run that logs to step 161, resumes at 110 and goes on to 200; read back from its one file."""
     service = MetricsProcess(
         tmp_path_factory.mktemp("wandb"), environment={"SOME_TOKEN": SECRET}, use_wandb=True, wandb_mode="offline",
-        wandb_run_name=f"named-{SECRET}", metrics_row_timeout_s=1.0,
+        wandb_run_name=f"named-{SECRET}", metrics_row_timeout_s=1.0, alert_webhook=HUSHED,
     ).start()  # fmt: skip
     for rank in range(4):
         ranks = [str(other) for other in range(4)]
@@ -126,6 +127,8 @@ def test_config_is_whole_and_names_no_secret(run: OfflineRun) -> None:
     assert run.config["run"]["name"] == "r"
     assert run.config["trainer"]["lr"] == RunConfig().trainer.lr
     assert run.config["metrics"]["wandb_run_name"] == "named-[redacted]"
+    assert run.config["metrics"]["alert_webhook"] == "http://127.0.0.1:2"
+    assert "HUSH" not in str(run.config)
 
 
 def test_run_of_a_child_process_is_finished(run: OfflineRun) -> None:

@@ -17,6 +17,7 @@ from furlong.process import ExitCode
 from services.metrics.rows import Row
 from services.metrics.sinks.mlflow_names import params_of
 from services.metrics.sinks.run_process import RunProcessSink
+from services.metrics.sinks.shown_config import shown_config
 from services.metrics.sinks.sink import Cursor, Sink, SinkContext, option_of
 
 LOOK_S = 5.0
@@ -35,13 +36,12 @@ def make(options: Mapping[str, object], context: SinkContext) -> Sink[Row]:
             raise context.refuse("uri", "[not shown]", "must name no user and no password", remedy)
     elif context.live:
         raise context.refuse("uri", "[not shown]", "must be a URL such as http://host:5000", "A flag may name any.")
-    config = context.secrets.redact_tree(dict(context.run_config or {}))
-    params = params_of(config) if isinstance(config, dict) else {}
-    run = config.get("run") if isinstance(config, dict) else None
+    config = shown_config(context)
+    run = config.get("run")
     settings = {
         "uri": uri,
         "experiment": option_of(options, context, "experiment", str, "furlong"),
-        "params": params,
+        "params": params_of(config),
         "own_run": run.get("name", "") if isinstance(run, dict) else "",
     }
     return MlflowSink(_CHILD, settings, context, start_timeout_s=60.0, write_timeout_s=180.0)

@@ -3,8 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from services.metrics.sinks.post import shown
-
 MAX_NAME_CHARS = 250
 MAX_PARAM_CHARS = 500
 MAX_BATCH_METRICS = 900
@@ -21,7 +19,7 @@ def fold_metric(raw: str) -> str:
 
 
 def params_of(config: Mapping[str, object]) -> dict[str, str]:
-    """A run's configuration as parameters: `section.key`. Of a URL only its host, since the rest may be secret."""
+    """A run's configuration as parameters: `section.key`."""
     return {_FORBIDDEN.sub("_", name)[:MAX_NAME_CHARS]: _shown(value) for name, value in _leaves(config, "")}
 
 
@@ -35,6 +33,4 @@ def _leaves(tree: Mapping[str, object], prefix: str) -> Iterator[tuple[str, obje
 
 def _shown(value: object) -> str:
     text = str(value)
-    if "://" in text:
-        text = shown(text) if isinstance(value, str) else "[URLs]"
     return text if len(text) <= MAX_PARAM_CHARS else text[: MAX_PARAM_CHARS - 3] + "..."

@@ -42,6 +42,7 @@ class Unacceptable(PostFailed):
 
 REFUSALS = frozenset({400, 413, 422})
 LATER = frozenset({408, 425, 429})
+_UNREADABLE = "[a URL that cannot be read]"
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,9 @@ def shown(url: str) -> str:
         parts = urlsplit(url)
         port = f":{parts.port}" if parts.port else ""
     except ValueError:
-        return "[a URL that cannot be read]"
+        return _UNREADABLE
+    if not parts.scheme:
+        return _UNREADABLE
     return f"{parts.scheme}://{parts.hostname or ''}{port}"
 
 

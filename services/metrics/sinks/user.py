@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from services.metrics.sinks.process import ProcessSink
+from services.metrics.sinks.shown_config import shown_config
 from services.metrics.sinks.sink import SinkContext, option_of
 
 START_TIMEOUT_S = 60.0
@@ -14,7 +15,7 @@ def make(options: Mapping[str, object], context: SinkContext) -> ProcessSink:
     settings = {
         "class": path,
         "run": str(_name(context.run_config)),
-        "config": context.secrets.redact_tree(dict(context.run_config or {})),
+        "config": shown_config(context),
     }
     return ProcessSink(
         "services.metrics.sinks.user_process.UserSinkHost",

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from services.metrics.sinks.flags import wandb_mode
 from services.metrics.sinks.process import ProcessSink
+from services.metrics.sinks.shown_config import shown_config
 from services.metrics.sinks.sink import Cursor, SinkContext, option_of
 
 LOOK_S = 10.0
@@ -40,7 +41,7 @@ def make(options: Mapping[str, object], context: SinkContext) -> "WandbSink":
         "finish_timeout_s": max(2.0, context.drain_budget_s / 2),
         "look_s": option_of(options, context, "look_s", float, LOOK_S),
         "stuck_s": option_of(options, context, "stuck_s", float, STUCK_S),
-        "config": context.secrets.redact_tree(dict(context.run_config or {"run": {"name": context.run}})),
+        "config": shown_config(context) or {"run": {"name": context.secrets.redact(context.run or "")}},
     }
     return WandbSink(settings, context)
 

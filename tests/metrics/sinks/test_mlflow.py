@@ -142,11 +142,9 @@ def test_names_that_mlflow_refuses_are_folded() -> None:
     assert fold_metric("rollout/reward/mean_1.x-y z") == "rollout/reward/mean_1.x-y z"
 
 
-def test_params_are_flat_short_and_tell_no_url() -> None:
-    params = params_of(
-        {"a": {"b": 1, "c": None}, "url": "https://u:p@h:1/secret?x", "many": ["http://s"], "t": "x" * 999}
-    )
-    assert params == {"a.b": "1", "a.c": "None", "url": "https://h:1", "many": "[URLs]", "t": "x" * 497 + "..."}
+def test_params_are_flat_and_short() -> None:
+    params = params_of({"a": {"b": 1, "c": None}, "many": [1, 2], "t": "x" * 999})
+    assert params == {"a.b": "1", "a.c": "None", "many": "[1, 2]", "t": "x" * 497 + "..."}
     assert "run.name" in params_of(RunConfig().model_dump(mode="json"))
 
 
