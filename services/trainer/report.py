@@ -91,7 +91,10 @@ def make_row(iteration: Iteration, *, num_rollout: int, use_kl_loss: bool) -> It
     reward. A rollout that trained nothing has none of them."""
     trained, summary, published = iteration.trained, iteration.summary, iteration.published
     rates = [step.values["train/lr-pg_0"] for step in trained.steps if "train/lr-pg_0" in step.values]
-    named = iteration.seconds.get("waiting_for_samples", 0.0) + trained.train_time_s + published.seconds
+    # samples that are given again were not made while this iteration waited for them
+    rollout_s = None if summary.repeated_answer else summary.rollout_time_s
+    waited_s = min(rollout_s or 0.0, iteration.seconds.get("waiting_for_samples", 0.0))
+    named = waited_s + trained.train_time_s + published.seconds
     return IterationRow(
         rollout_id=iteration.rollout_id,
         num_rollout=num_rollout,
@@ -99,7 +102,7 @@ def make_row(iteration: Iteration, *, num_rollout: int, use_kl_loss: bool) -> It
         reward=summary.reward_sum / summary.reward_count if summary.reward_count else None,
         kl=_over_steps(trained, "train/kl_loss"),
         show_kl=use_kl_loss,
-        rollout_s=summary.rollout_time_s,
+        rollout_s=rollout_s,
         train_s=trained.train_time_s,
         p2p_s=published.seconds,
         total_s=iteration.step_time_s,

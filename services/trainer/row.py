@@ -32,7 +32,7 @@ class IterationRow:
     grad_norm: float | None
     lr: float | None
     other_s: float | None = None
-    """What of the total is neither waiting for samples nor training nor publishing: evaluating, saving, the rest."""
+    """What of the total is none of the three: evaluating, saving, waiting for more than sampling, the rest."""
     num_tokens: int | None = None
     """Trained tokens. None: nobody counted."""
 

@@ -113,6 +113,19 @@ def test_nan_of_one_step_is_the_rows() -> None:
     assert row.reward == 0.5  # the raw mean of [1, 1, 0, 0]
 
 
+def test_parts_of_a_row_whose_samples_were_made_before_add_up() -> None:
+    one = iteration({**SECONDS, "waiting_for_samples": 0.1})
+    summary = rollout_pb2.BatchSummary(rollout_id=3, rollout_time_s=18.4, repeated_answer=True)
+    row = make_row(dataclasses.replace(one, summary=summary), num_rollout=5, use_kl_loss=False)
+    assert row.rollout_s is None and "rollout=n/a" in format_row(row)
+    assert row.train_s + row.p2p_s + (row.other_s or 0.0) == pytest.approx(row.total_s)
+
+
 def test_total_is_measured_and_what_nobody_timed_is_shown() -> None:
-    row = shown()
-    assert (row.total_s, row.other_s) == (10.0, pytest.approx(10.0 - 1.0 - 4.0 - 2.0))
+    row = make_row(iteration(), num_rollout=5, use_kl_loss=False)  # 0.5 s of sampling in 1 s of waiting
+    assert (row.total_s, row.other_s) == (10.0, pytest.approx(10.0 - 0.5 - 4.0 - 2.0))
+
+
+def test_sampling_beside_training_counts_only_where_it_was_waited_for() -> None:
+    row = make_row(iteration({"waiting_for_samples": 0.125}), num_rollout=5, use_kl_loss=False)
+    assert (row.rollout_s, row.other_s) == (0.5, pytest.approx(10.0 - 0.125 - 4.0 - 2.0))
