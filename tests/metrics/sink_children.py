@@ -118,6 +118,24 @@ class Choosy(Recording):
             self.take(row)
 
 
+class ChoosyAndRaising(Choosy):
+    """Raises after it refused row 3, once."""
+
+    def take(self, row: dict[str, Any]) -> None:
+        if row["row"] == 4 and self.once("raised"):
+            raise ConnectionError("away")
+        super().take(row)
+
+
+class Absurd(Recording):
+    """Refuses a row that it was not given, once."""
+
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        if self.once("refused"):
+            raise Refused(rows[-1]["row"] + 1, "why not")
+        super().write(rows)
+
+
 class Mutating(Recording):
     """Changes what it is given."""
 

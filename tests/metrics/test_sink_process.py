@@ -138,6 +138,20 @@ async def test_refused_rows_are_left_out_and_the_rest_taken(tmp_path: Path) -> N
     await process.finish()
 
 
+async def test_rows_before_a_refused_one_are_taken_once_though_the_next_fails(tmp_path: Path) -> None:
+    process = sink(tmp_path, "ChoosyAndRaising")
+    await process.start(Cursor(0))
+    cursor = await take(process, 1, 5)
+    assert (cursor.row_id, [refused.row_id for refused in cursor.refused]) == (5, [3])
+    assert taken(tmp_path) == [1, 2, 4, 5]
+    assert (await take(process, 6, 6)).refused[0].row_id == 6  # and the third is not told again
+    await process.finish()
+
+
+async def test_row_that_was_not_given_cannot_be_refused(tmp_path: Path) -> None:
+    assert await run_through(tmp_path, "Absurd") == [1, 2, 3]
+
+
 async def test_start_that_fails_says_why(tmp_path: Path) -> None:
     process = sink(tmp_path, "Unstartable")
     with pytest.raises(SinkProcessFailed, match="OSError: no route"):

@@ -72,6 +72,8 @@ class Served:
         self._runner, self._marker = runner, folder / "finished"
         self._object: Any = None
         self._through = self._safe = 0
+        self._refused: list[tuple[int, str]] = []
+        """Not told yet."""
 
     def start(self, path: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         try:
@@ -112,7 +114,6 @@ class Served:
         return {"finished": self._safe}
 
     def _write(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        refused: list[tuple[int, str]] = []
         last = rows[-1]["row"] if rows else self._through
         told: object = None
         rows = [row for row in rows if row["row"] > self._through]  # the same again, after an error further on
@@ -121,16 +122,17 @@ class Served:
                 told = self._call(self._object.write, rows)
                 break
             except Refused as one:
-                refused.append((one.row_id, one.reason[:MAX_ERROR_CHARS]))
-                left = [row for row in rows if row["row"] > one.row_id]
-                if len(left) == len(rows):
+                if one.row_id not in [row["row"] for row in rows]:
                     raise ValueError(f"it refused row {one.row_id}, which it was not given") from one
-                rows = left
+                self._refused.append((one.row_id, one.reason[:MAX_ERROR_CHARS]))
+                self._through = one.row_id  # those before it are taken, whatever becomes of the rest
+                rows = [row for row in rows if row["row"] > one.row_id]
         self._through = last
         if isinstance(told, int):
             self._safe = told
         else:
             self._flush()
+        refused, self._refused = self._refused, []
         return {**self._told(), **({"refused": refused} if refused else {})}
 
     def _told(self) -> dict[str, Any]:
