@@ -87,14 +87,15 @@ def test_log_probs_of_the_rollout_equal_float64(make_backend: BackendMaker, mode
     assert records.reduce_value(found) == pytest.approx(mean, rel=1e-5)
 
 
-def cut_values(make_backend: BackendMaker, max_tokens: int, *, num_steps: int = 1) -> list[dict[str, float | None]]:
-    result = make_backend(max_tokens_per_gpu=max_tokens, num_rollout=9).train(batch_of(GROUPS, num_steps=num_steps))
-    return [values(result, step) for step in range(num_steps)]
+def cut_values(make_backend: BackendMaker, max_tokens: int, *, per_token: bool) -> dict[str, float | None]:
+    backend = make_backend(max_tokens_per_gpu=max_tokens, calculate_per_token_loss=per_token)
+    return values(backend.train(batch_of(GROUPS)))
 
 
+@pytest.mark.parametrize("per_token", [False, True], ids=["per_sequence", "per_token"])
 @pytest.mark.parametrize("max_tokens", [60, 30, 8, 1])
-def test_values_do_not_depend_on_micro_batches(make_backend: BackendMaker, max_tokens: int) -> None:
-    whole, cut = cut_values(make_backend, 8192)[0], cut_values(make_backend, max_tokens)[0]
+def test_values_do_not_depend_on_micro_batches(make_backend: BackendMaker, max_tokens: int, per_token: bool) -> None:
+    whole, cut = (cut_values(make_backend, limit, per_token=per_token) for limit in (8192, max_tokens))
     assert whole.keys() == cut.keys()
     for name, value in whole.items():
         assert cut[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
