@@ -57,7 +57,9 @@ async def make_with_engines(
     try:
         await asyncio.wait({making, lost}, return_when=asyncio.FIRST_COMPLETED)
         if making.done():
-            return making.result()
+            made = making.result()
+            _tell_losses(made, plan)
+            return made
         why = f"every engine of policy version {plan.policy_version} was lost meanwhile: {fleet.describe_losses()}"
         raise Refused(grpc.StatusCode.UNAVAILABLE, f"{why}. Publish the weights again, then ask again.")
     except RewardMisconfigured as error:
@@ -140,6 +142,22 @@ def summarize(made: Made, rollout_id: int) -> rollout_pb2.BatchSummary:
         rollout_time_s=made.seconds,
         num_response_tokens=sum(len(sample.response_token_ids) for sample in samples),
     )
+
+
+def _tell_losses(made: Made, plan: MakePlan) -> None:
+    """Say what samples were lost for: the row has only their number, and of incomplete groups no pass rate at all."""
+    groups, reasons = made.protos, failure_counts(made.protos)
+    if reasons:
+        log.warning(
+            "samples_lost",
+            made_for=plan.scope.name,
+            rollout_id=plan.rollout_id,
+            num_lost=reasons.total(),
+            num_samples=sum(len(group.samples) for group in groups),
+            num_incomplete_groups=sum(any(map(is_lost, group.samples)) for group in groups),
+            num_groups=len(groups),
+            reasons=[f"{count} x {reason}" for reason, count in reasons.most_common(5)],
+        )
 
 
 def _refuse_if_all_failed(made: Made, rollout_id: int) -> None:

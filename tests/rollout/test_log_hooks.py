@@ -71,9 +71,14 @@ async def test_an_answer_that_is_no_bool_is_warned_of_once(tmp_path: Path) -> No
 
 async def test_no_hook_costs_nothing(tmp_path: Path) -> None:
     config = make_config(tmp_path)
-    hooks = LogHooks(config, flags_of(config))
-    assert not hooks.wants_rollouts
-    assert await hooks.handled_rollout(3, list, {}, 1.0) is False
+    telemetry, looked_at = FakeTelemetry(), []
+    hooks, kept = LogHooks(config, flags_of(config)), UnfinishedReports(tmp_path / "reports")
+    reporter = Reporter(telemetry, hooks, kept)  # type: ignore[arg-type]
+    reporter.report_rollout(3, {}, samples=lambda: looked_at.append(3) or [], rollout_time_s=1.0)
+    reporter.report_evaluation(3, {"eval/x": Last(1)}, samples=lambda: looked_at.append(3) or {})
+    await reporter.close()
+    assert len(telemetry.rows) == 2 and looked_at == []
+    assert not (tmp_path / "reports").exists()  # nothing was kept on disk for a hook either
 
 
 def test_a_bad_path_is_refused_at_start(tmp_path: Path) -> None:
@@ -131,11 +136,10 @@ async def test_the_evaluation_hook_gets_miles_data(tmp_path: Path) -> None:
     )
     async with world(config) as w:
         await w.stub.Evaluate(rollout_pb2.EvaluateRequest(rollout_id=4, policy_version=0), timeout=10)
-        await until(lambda: user_functions.CALLS)
-        assert w.telemetry.rows == []
-        [(rollout_id, told, extra)] = user_functions.CALLS
-        assert (rollout_id, told["s"]["rewards"], told["s"]["truncated"]) == (4, [0.0, 0.0], [False, False])
-        assert extra["eval/s"] == 0.0
+    assert w.telemetry.rows == []  # also after the service waited for its hooks
+    [(rollout_id, told, extra)] = user_functions.CALLS
+    assert (rollout_id, told["s"]["rewards"], told["s"]["truncated"]) == (4, [0.0, 0.0], [False, False])
+    assert extra["eval/s"] == 0.0
 
 
 async def test_the_evaluation_hook_that_raises_leaves_the_default_values(tmp_path: Path) -> None:

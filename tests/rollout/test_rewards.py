@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import grpc
 import numpy
 import pytest
+import structlog.testing
 
 from furlong.config import ConfigError
 from furlong.process import ExitCode
@@ -233,6 +235,18 @@ async def test_a_function_sees_miles_names_and_changes_nothing(tmp_path: Path) -
     assert len(seen.rollout_log_probs) == seen.response_length == 5
     assert seen.weight_versions == ["0"]
     assert seen.label in "cdefghijkl"
+
+
+async def test_lost_samples_are_told_with_their_reasons_and_incomplete_groups(tmp_path: Path) -> None:
+    config = make_config(tmp_path, rm_type=None, custom_rm_path=f"{HERE}.raising_for_one")
+    with structlog.testing.capture_logs() as logs:
+        async with world(config) as w:
+            await w.batch(0)
+    (told,) = [entry for entry in logs if entry["event"] == "samples_lost"]
+    assert (told["num_lost"], told["num_samples"], told["num_incomplete_groups"], told["num_groups"]) == (1, 8, 1, 4)
+    assert re.fullmatch(
+        r"1 x reward function .*raising_for_one raised KeyError: 'no such thing' \(.*\)", *told["reasons"]
+    )
 
 
 async def test_a_dict_without_key_ends_the_rollout_at_once(tmp_path: Path) -> None:
