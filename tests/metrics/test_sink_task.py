@@ -268,6 +268,20 @@ async def test_news_of_another_run_is_passed_without_a_look(store: Store, monkey
     await driven.close(LIMIT_S)
 
 
+async def test_rough_status_asks_the_store_only_of_one_that_may_lag(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = Taking()
+    async with driving(sink, store) as driven:
+        await gathering(sink, store, driven)
+        assert (await driven.status()).num_rows_behind == 10
+        assert (await driven.status(exact=False)).num_rows_behind == 0
+        sink.lagging_after_s = 0.01
+        await until(lambda: not driven._is_recent())
+        late = await driven.status(exact=False)
+        assert (late.num_rows_behind, late.state) == (10, "lagging")
+
+
 async def test_rows_that_are_to_be_sent_again_are_needed(store: Store) -> None:
     class Unsafe(Taking):
         tick_s = 0.05

@@ -172,9 +172,9 @@ class SinkManager:
             listed.append(ListedSink(name, spec.kind, shown, spec.live, tuple(states)))
         return listed
 
-    async def states(self) -> list[SinkState]:
-        """Of every task."""
-        return list(await asyncio.gather(*(task.status() for task in self)))
+    async def states(self, *, exact: bool = True) -> list[SinkState]:
+        """Of every task. exact: as of its status."""
+        return list(await asyncio.gather(*(task.status(exact=exact) for task in self)))
 
     def __iter__(self) -> Iterator[SinkTask[Any]]:
         return iter([task for tasks in self._tasks.values() for task in tasks.values()])

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -88,7 +89,9 @@ class SinkTask(Generic[Item]):
         self._moved = asyncio.Condition()
         self._backoff_s = FIRST_BACKOFF_S
         self._asked_for_s = 0.0
-        self._ticked_at = 0.0
+        self._ticked_at = self._looked_at = 0.0
+        self._took_all_at = -math.inf
+        """Of what came before, it has taken all."""
         self._task = asyncio.create_task(self._run(), name=f"sink-{sink.name}")
 
     @property
@@ -109,10 +112,11 @@ class SinkTask(Generic[Item]):
         """Whether there is nothing that it has not taken, as far as there has been news."""
         return self._has_all and not self._new_rows.is_set()
 
-    async def status(self) -> SinkState:
-        """How it is now."""
+    async def status(self, *, exact: bool = True) -> SinkState:
+        """How it is now. exact: also how many rows of the last moments it has not taken; else the store is asked only
+        when it may lag."""
         place = self.safe if self.sink.counts_safe or self.state == "failing" else self.handed
-        nothing = self.has_all and place == self.handed
+        nothing = place == self.handed and (self.has_all or (not exact and self._is_recent()))
         behind = NOTHING if nothing else await asyncio.to_thread(self.source.behind, place)
         seconds = max(0.0, time.time() - behind.oldest_us / 1e6) if behind.oldest_us else 0.0
         state, why = self.state, self.last_error
@@ -209,10 +213,12 @@ class SinkTask(Generic[Item]):
                 await self._hand(items)
                 idle_since = time.monotonic()
                 if not self._bites.is_full:
+                    self._took_all_at = self._looked_at
                     await self._let_gather()
             elif self._closing.is_set():
                 return
             else:
+                self._took_all_at = self._looked_at
                 self._recovered()
                 idle_s = time.monotonic() - idle_since
                 if self.sink.idle_after_s is not None and idle_s > self.sink.idle_after_s:
@@ -220,11 +226,16 @@ class SinkTask(Generic[Item]):
                 await self._wait_for_more()
             await self._tick_when_due()
 
+    def _is_recent(self) -> bool:
+        """Whether all that it has not taken came a moment ago."""
+        return self.state == "healthy" and time.monotonic() - self._took_all_at < self.sink.lagging_after_s
+
     async def _look(self, find: Callable[[], Sequence[Item]]) -> Sequence[Item]:
         self._new_rows.clear()
-        self._has_all = False
+        self._has_all, looked_at = False, time.monotonic()
         items = await asyncio.to_thread(find)
         self._has_all = not items
+        self._looked_at = looked_at
         return items
 
     def _should_leave(self, begun: float, idle_since: float) -> bool:
