@@ -52,9 +52,21 @@ class DeliveryState:
 class Delivery:
     """Drives one target until it is closed."""
 
-    def __init__(self, target: Target, ledger_: Ledger, writer: Writer) -> None:
+    def __init__(
+        self,
+        target: Target,
+        ledger_: Ledger,
+        writer: Writer,
+        *,
+        run: str = "",
+        on_end: Callable[[], object] | None = None,
+    ) -> None:
+        """run: whose alerts are handed over. Empty: all runs'.
+
+        on_end: called once there is no more to hand over: the delivery ends and its position is forgotten. None: never.
+        """
         self.target, self.state = target, DeliveryState()
-        self._ledger, self._writer = ledger_, writer
+        self._ledger, self._writer, self._of_run, self._on_end = ledger_, writer, run, on_end
         self._new = asyncio.Event()
         self._backoff_s = FIRST_BACKOFF_S
         self._caught_up = asyncio.Event()
@@ -78,6 +90,7 @@ class Delivery:
         while True:
             try:
                 await self._drive()
+                return
             except (StoreFailed, sqlite3.Error) as error:
                 await self._failed(error)
             except Exception as error:  # the top of a supervised task: whatever a target raises
@@ -90,14 +103,19 @@ class Delivery:
             await self._save(position)
         while True:
             self._new.clear()
-            alerts = await asyncio.to_thread(self._ledger.after, position, MAX_ALERTS)
+            alerts = await asyncio.to_thread(self._ledger.after, position, MAX_ALERTS, self._of_run)
             for alert in alerts:
                 await self._send(alert)
                 position = alert.id
                 await self._save(position)
-            if not alerts:
-                self._caught_up.set()
-                await self._new.wait()
+            if alerts or self._new.is_set():
+                continue
+            self._caught_up.set()
+            if self._on_end is not None:
+                self._on_end()  # from here on nobody notifies it
+                self._writer.put_marks(ledger.no_position_mark(self.target.name))  # if not, the next start does
+                return
+            await self._new.wait()
 
     async def _send(self, alert: Alert) -> None:
         try:

@@ -38,6 +38,8 @@ MAX_WARM_RUNS = 48
 SLICE_RECORDS = 500
 """Judged at a time; between them the event loop has its turn."""
 MAX_PENDING = 10_000
+END_S = 2.0
+"""How long what it does just now may take once it is to end."""
 CLOSE_S = 3.0
 
 Record = Mapping[str, Any]  # Any: a record's JSON
@@ -69,6 +71,7 @@ class AlertEngine:
         self._saved_at = self._ticked_at = 0.0
         self._saved_services: bytes | None = None
         self._failing = ""
+        self._begun = self._closing = False
 
     def firing(self) -> list[Alert]:
         """What fires now, oldest first."""
@@ -83,13 +86,12 @@ class AlertEngine:
         self._records.append((run, record))
 
     async def run(self) -> None:
-        """Until cancelled. What fails is tried again: the store may be away for a while."""
-        begun = False
-        while not begun:
-            begun = await self._tried(self._begin)
-        while True:
+        """Until `close`. What fails is tried again: the store may be away for a while."""
+        while not self._begun and not self._closing:
+            self._begun = await self._tried(self._begin)
+        while not self._closing:
             await self._tried(self.turn)
-            if len(self._records) or self._wake.is_set():
+            if len(self._records) or self._wake.is_set() or self._closing:
                 continue
             try:
                 await asyncio.wait_for(self._wake.wait(), TICK_S)
@@ -104,8 +106,16 @@ class AlertEngine:
         await self._look_at_the_clock()
         await self._save()
 
-    async def close(self) -> None:
-        """Judge what is left and note how far that was, now that `run` has ended."""
+    async def close(self, running: "asyncio.Task[object]") -> None:
+        """Have `run` end, judge what is left and note how far that was. running: the task of `run`."""
+        self._closing = True
+        self._wake.set()
+        await asyncio.wait({running}, timeout=END_S)
+        if not running.done():  # it waits for the store, which may still write what it has: not once more here
+            running.cancel()
+            return
+        if not self._begun:
+            return
         self._saved_at = self._ticked_at = 0.0
         with contextlib.suppress(StoreFailed, sqlite3.Error, OSError, TimeoutError):  # then the next start does
             await asyncio.wait_for(self.turn(), CLOSE_S)

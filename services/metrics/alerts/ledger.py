@@ -71,6 +71,12 @@ class Ledger:
         position = _loaded(self._reader.mark(_target_mark(target)))
         return min(position, self.last_id()) if isinstance(position, int) else None
 
+    def targets(self, prefix: str) -> list[str]:
+        """Those that have a position, by the beginning of their name."""
+        start = _target_mark(prefix)
+        found = self._reader.query("SELECT name FROM marks WHERE substr(name, 1, ?) = ?", (len(start), start))
+        return [name.removeprefix(_target_mark("")) for (name,) in found]
+
     def _alerts(self, condition: str, values: Sequence[object]) -> list[Alert]:
         found = self._reader.query(
             f"SELECT a.id, a.body FROM alerts a JOIN runs r ON r.id = a.run_id {condition}", values
@@ -115,6 +121,11 @@ def write(connection: sqlite3.Connection, alerts: Sequence[Alert], cursor: int, 
 def position_mark(target: str, alert_id: int) -> dict[str, bytes | None]:
     """How far a target is, to be put among the marks."""
     return {_target_mark(target): orjson.dumps(alert_id)}
+
+
+def no_position_mark(target: str) -> dict[str, bytes | None]:
+    """The same for one that is done."""
+    return {_target_mark(target): None}
 
 
 def _target_mark(target: str) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,19 +11,19 @@ from furlong.alertrules import choose_rules
 from furlong.alertrules.webhook_urls import check_webhooks, slack_url
 from furlong.config import ConfigError
 from furlong.config.destinations import url_of
-from services.metrics.alerts.alert import Alert, State
+from furlong.logs import secrets
+from services.metrics.alerts.alert import Alert
 from services.metrics.alerts.core import SinkFacts
-from services.metrics.alerts.delivery import Delivery, FunctionTarget, NotWanted, Target
+from services.metrics.alerts.delivery import Delivery, Target
 from services.metrics.alerts.engine import AlertEngine
 from services.metrics.alerts.targets import FileTarget, LogTarget
+from services.metrics.alerts.wandb_delivery import WandbDelivery
 from services.metrics.alerts.watching import AlertStreams
 from services.metrics.alerts.webhooks import Webhook
 
 if TYPE_CHECKING:
     from services.metrics.parts import Parts
 
-OLD_S = 900.0
-"""An alert that wandb did not take for so long is given up there."""
 CLOSE_S = 3.0
 """How long targets may take to be given the last alerts."""
 
@@ -50,14 +49,17 @@ async def watching_alerts(parts: "Parts") -> AsyncGenerator[Alerts]:
     chosen = choose_rules(metrics)
 
     async def sinks() -> list[SinkFacts]:
-        states = await parts.sinks.states()
-        return [SinkFacts(one.name, one.state, one.num_rows_behind, one.last_error) for one in states]
+        states = await parts.sinks.states(exact=False)
+        redact = secrets().redact  # an error is a vendor's text, and an alert goes far
+        return [SinkFacts(one.name, one.state, one.num_rows_behind, redact(one.last_error)) for one in states]
 
     engine = AlertEngine(
         chosen, own_run=parts.context.config.run.name, reader=parts.reader, writer=parts.writer, sinks=sinks
     )
     streams = AlertStreams(engine.ledger, chosen.rules.values())
-    deliveries = [Delivery(target, engine.ledger, parts.writer) for target in _targets(parts)]
+    wandb = WandbDelivery(lambda: parts.sinks, engine.ledger, parts.writer)
+    await wandb.start()
+    deliveries = [*(Delivery(target, engine.ledger, parts.writer) for target in _targets(parts)), wandb]
 
     def told(alerts: Sequence[Alert]) -> None:
         streams.notify()
@@ -75,9 +77,7 @@ async def watching_alerts(parts: "Parts") -> AsyncGenerator[Alerts]:
     finally:
         parts.writer.on_notable = None
         parts.on_news.remove(engine.notify)
-        running.cancel()
-        await asyncio.wait({running}, timeout=2.0)
-        await engine.close()
+        await engine.close(running)
         await asyncio.gather(*(delivery.close(min(CLOSE_S, parts.left_s())) for delivery in deliveries))
 
 
@@ -88,22 +88,4 @@ def _targets(parts: "Parts") -> list[Target]:
         targets.append(Webhook("webhook", url_of(metrics.alert_webhook)))
     if url := slack_url(metrics.alert_slack_webhook_file):
         targets.append(Webhook("slack", url, slack=True))
-    targets.append(FunctionTarget("wandb", lambda alert: _to_wandb(parts, alert)))
     return targets
-
-
-async def _to_wandb(parts: "Parts", alert: Alert) -> None:
-    """To the wandb sink of its run, if there is one; wandb knows no end of an alert.
-
-    What fails is tried again; what is old by then is given up, so that one run's wandb does not hold up another's.
-    """
-    if alert.state is not State.FIRING:
-        return
-    try:
-        for task in parts.sinks:
-            if task.kind == "wandb" and hasattr(task.sink, "alert"):
-                await task.sink.alert(alert)
-    except Exception as error:  # whatever a sink raises
-        if time.time() - alert.at_us / 1e6 > OLD_S:
-            raise NotWanted(f"not taken within {OLD_S:g} s: {error!r}") from error
-        raise

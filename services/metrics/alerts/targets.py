@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import orjson
@@ -45,15 +46,21 @@ class FileTarget:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._last: int | None = None
+        self._appending = threading.Lock()
+        """On a disk that hangs, a try that was given up may still be at work."""
 
     async def send(self, alert: Alert) -> None:
         await asyncio.to_thread(self._append, alert)
 
     def _append(self, alert: Alert) -> None:
-        if self._last is None:
-            self._last = last_id(self._path)
-        if alert.id <= self._last:
+        with self._appending:
+            self._append_once(alert)
+
+    def _append_once(self, alert: Alert) -> None:
+        last = last_id(self._path) if self._last is None else self._last
+        if alert.id <= last:
             return  # written before a kill, and not noted
+        self._last = None  # should this fail it may leave half a line, which must be ended first
         line = orjson.dumps(alert.to_json()) + b"\n"
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
