@@ -1,9 +1,11 @@
-"""What the sinks cost training. Prints JSON lines: the step time with all sinks on against none, and its limit.
+"""What the sinks cost training. Prints JSON lines: the step time with all sinks at work against none, and its limit.
 
-Runs the arithmetic example by turns without and with every built-in sink (wandb offline, TensorBoard, MLflow when its
-server is there, statsd, OpenTelemetry, a webhook, a sink of one's own, and a reader of /metrics), the same seed each
-time, and compares the medians of perf/step_time; tells how far the runs without sinks lie apart, and what share of a
-core the service and its sinks take. Nothing else should run.
+Trains the arithmetic example, with batches that make a step last about a second, once with every built-in sink (wandb
+offline, TensorBoard, MLflow when its server is there, statsd, OpenTelemetry, a webhook, a sink of one's own, and a
+reader of /metrics), and removes and restores them by turns while it trains. Each block with sinks is compared with the
+two around it without: runs differ from each other by more than the sinks cost, and so do minutes. Tells what share of a
+core the service with its sinks takes in both, and what their receivers take, which run on the same cores here. Nothing
+else should run. --rollout-batch-size 64 is the demo's, whose steps last a third of a second.
 """
 
 import argparse
@@ -21,7 +23,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
@@ -31,11 +33,14 @@ from furlong.rundir import RunDir
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 1.01
-WARM_UP_ROLLOUTS = 8
-"""Left out: while the sinks' programs start, they share the cores with the first rollouts."""
-LEAST_ROLLOUTS = 30
-"""What the processor's share is told from takes some seconds."""
-RUN_LIMIT_S = 300.0
+SETTLE_S = 5.0
+"""Left out after each change, once every sink is up to date: as their programs start and end they use the cores."""
+READY_LIMIT_S = 90.0
+ROLLOUT_LIMIT_S = 20.0
+LOOK_S = 1.0
+SCRAPE_S = 15.0
+"""What Prometheus is usually told, and the guide shows."""
+END_LIMIT_S = 60.0
 
 
 class Swallow(http.server.BaseHTTPRequestHandler):
@@ -61,8 +66,8 @@ class NullSink:
 
 
 @contextlib.contextmanager
-def receivers(folder: Path) -> Iterator[list[str]]:
-    """The flags of all sinks, and who takes what they send."""
+def receivers(folder: Path) -> Iterator[tuple[list[str], list[int]]]:
+    """The flags of all sinks, and the processes that take what they send."""
     with contextlib.ExitStack() as stack:
         web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Swallow)
         threading.Thread(target=web.serve_forever, daemon=True).start()
@@ -73,21 +78,23 @@ def receivers(folder: Path) -> Iterator[list[str]]:
         flags = ["--use-wandb", "--wandb-mode", "offline", "--use-tensorboard"]
         flags += ["--statsd-addr", f"127.0.0.1:{udp.getsockname()[1]}", "--otlp-endpoint", base]
         flags += ["--metrics-webhook", f"{base}/rows", "--metrics-sink", "benchmarks.sinks.NullSink"]
-        if uri := stack.enter_context(mlflow_server(folder)):
-            flags += ["--mlflow-tracking-uri", uri]
-        yield flags
+        pids = [os.getpid()]
+        if server := stack.enter_context(mlflow_server(folder)):
+            flags += ["--mlflow-tracking-uri", server[0]]
+            pids.append(server[1])
+        yield flags, pids
 
 
 @contextlib.contextmanager
-def mlflow_server(folder: Path) -> Iterator[str]:
-    """The address of a real server; empty when `make tools` did not fetch it."""
+def mlflow_server(folder: Path) -> Iterator[tuple[str, int] | None]:
+    """The address and the process of a real server; None when `make tools` did not fetch it."""
     sys.path.insert(0, str(ROOT))
     from tests import tools  # here: the sink of one's own is imported from this file, and needs none of it
 
     tool = tools.find("mlflow")
     if tool is None:
         print(json.dumps({"case": "mlflow", "skipped": tools.why_missing("mlflow")}), flush=True)
-        yield ""
+        yield None
         return
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -98,7 +105,7 @@ def mlflow_server(folder: Path) -> Iterator[str]:
         server = subprocess.Popen(command, env=tool.environment, stdout=output, stderr=output, start_new_session=True)
     try:
         wait_for_http(f"http://127.0.0.1:{port}/health", limit_s=90.0)
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", server.pid
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
@@ -118,86 +125,170 @@ def wait_for_http(url: str, *, limit_s: float) -> None:
 
 
 @dataclass
-class Trained:
-    """One run of the example, the first rollouts left out."""
+class Block:
+    """Some rollouts in a row with the same sinks."""
 
-    step_s: list[float]
-    core_share: float
+    step_ms: float
+    """Mean of perf/step_time."""
+    metrics_core_share: float
     """Processor time of the metrics service and its sinks' processes, as a share of one core."""
+    receivers_core_share: float
+    """The same of who takes what the sinks send."""
+    busy_cores: float
+    """The whole machine's."""
 
 
-def train(folder: Path, flags: Sequence[str], *, num_rollout: int, scraped: bool) -> Trained:
-    """Raises TimeoutError, and RuntimeError for a run that does not end well."""
-    run_dir = RunDir(folder)
-    command = [sys.executable, "-m", "furlong", "up", "--config", "examples/arithmetic/config.toml"]
-    command += ["--run-dir", str(folder), "--num-rollout", str(num_rollout), "--eval-interval", "0", *flags]
-    run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + RUN_LIMIT_S
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    samples: list[tuple[float, float]] = []
-    try:
-        while run.poll() is None:
+class Training:
+    """A run of the example that goes on until it is ended."""
+
+    def __init__(self, folder: Path, flags: Sequence[str], *, num_prompts: int) -> None:
+        self.run_dir = RunDir(folder)
+        command = [sys.executable, "-m", "furlong", "up", "--config", "examples/arithmetic/config.toml"]
+        command += ["--run-dir", str(folder), "--num-rollout", "1000000", "--eval-interval", "0"]
+        command += ["--rollout-batch-size", str(num_prompts), *flags]
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._up = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._entry: addresses.Address | None = None
+        self._read, self._half = 0, b""
+        self.step_s: dict[int, float] = {}
+        """Seconds of each rollout so far."""
+
+    def end(self) -> None:
+        """Raises TimeoutError."""
+        self._up.terminate()
+        try:
+            self._up.wait(END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._up.kill()
+            raise TimeoutError(f"the run did not end within {END_LIMIT_S:g} s") from None
+
+    def wait_ready(self) -> None:
+        """Until the metrics service answers. Raises TimeoutError."""
+        deadline = time.monotonic() + READY_LIMIT_S
+        while self._entry is None or not self._entry.http:
+            if time.monotonic() > deadline or self._up.poll() is not None:
+                raise TimeoutError(f"no metrics service; see {self.run_dir.root}/logs")
+            time.sleep(0.2)
+            self._entry = addresses.find(self.run_dir, "metrics") if self.run_dir.addresses.exists() else None
+
+    def ask(self, method: str, path: str) -> bytes:
+        """Raises OSError."""
+        assert self._entry is not None
+        request = urllib.request.Request(f"{self._entry.http}{path}", method=method)
+        answer: bytes = self._opener.open(request, timeout=READY_LIMIT_S).read()
+        return answer
+
+    def wait_up_to_date(self) -> list[str]:
+        """Until every sink has what there is; their names. Raises TimeoutError."""
+        deadline = time.monotonic() + READY_LIMIT_S
+        while True:
+            sinks = json.loads(self.ask("GET", "/api/sinks"))["sinks"]
+            tasks = [task for sink in sinks for task in sink["tasks"]]
+            slow = [task["name"] for task in tasks if task["state"] != "healthy" or task["num_rows_behind"] > 20]
+            if not slow:
+                return [sink["name"] for sink in sinks]
             if time.monotonic() > deadline:
-                raise TimeoutError(f"a run of {num_rollout} rollouts took over {RUN_LIMIT_S:g} s")
-            entry = addresses.find(run_dir, "metrics") if run_dir.addresses.exists() else None
-            if entry is not None and entry.http and scraped:
-                with contextlib.suppress(OSError):
-                    opener.open(f"{entry.http}/metrics", timeout=2.0).read()
-            if entry is not None and len(step_times(run_dir)) > WARM_UP_ROLLOUTS:
-                with contextlib.suppress(psutil.Error):
-                    samples.append((time.monotonic(), processor_s(entry.pid)))
-            time.sleep(1.0)
-    finally:
-        if run.poll() is None:
-            run.kill()
-        run.wait()
-    if run.returncode:
-        raise RuntimeError(f"the run ended with {run.returncode}; see {folder}/logs")
-    steps = step_times(run_dir)
-    (began, first), (ended, last) = samples[0], samples[-2]  # the last one may be of its end
-    return Trained(
-        [steps[step] for step in sorted(steps) if step >= WARM_UP_ROLLOUTS], (last - first) / (ended - began)
-    )
+                raise TimeoutError(f"not healthy within {READY_LIMIT_S:g} s: {', '.join(slow)}")
+            time.sleep(0.5)
+
+    def wait_rollouts(self, count: int, *, scraped: bool) -> list[float]:
+        """Seconds of the next count rollouts. Raises TimeoutError."""
+        self._look()
+        begun, deadline = len(self.step_s), time.monotonic() + count * ROLLOUT_LIMIT_S
+        scraped_at = 0.0
+        while len(self.step_s) < begun + count:
+            if time.monotonic() > deadline or self._up.poll() is not None:
+                raise TimeoutError(f"{len(self.step_s) - begun} of {count} rollouts; see {self.run_dir.root}/logs")
+            time.sleep(LOOK_S)
+            if scraped and time.monotonic() - scraped_at >= SCRAPE_S:
+                scraped_at = time.monotonic()
+                self.ask("GET", "/metrics")
+            self._look()
+        return [self.step_s[step] for step in sorted(self.step_s)[begun : begun + count]]
+
+    def block(self, count: int, *, scraped: bool, receivers: Sequence[int]) -> Block:
+        """Train count rollouts. Raises TimeoutError."""
+        assert self._entry is not None
+        begun, machine = time.monotonic(), psutil.cpu_times()
+        service, others = processor_s([self._entry.pid]), processor_s(receivers)
+        steps = self.wait_rollouts(count, scraped=scraped)
+        took, idle = time.monotonic() - begun, psutil.cpu_times().idle - machine.idle
+        return Block(
+            step_ms=round(statistics.fmean(steps) * 1e3, 2),
+            metrics_core_share=round((processor_s([self._entry.pid]) - service) / took, 3),
+            receivers_core_share=round((processor_s(receivers) - others) / took, 3),
+            busy_cores=round((os.cpu_count() or 1) - idle / took, 2),
+        )
+
+    def _look(self) -> None:
+        """Take what was written since."""
+        if not self.run_dir.metrics_rows.exists():
+            return
+        with self.run_dir.metrics_rows.open("rb") as file:
+            file.seek(self._read)
+            *lines, self._half = (self._half + file.read()).split(b"\n")
+            self._read = file.tell()
+        for row in map(json.loads, lines):
+            if row["axis"] == "rollout/step" and "perf/step_time" in row["values"]:
+                self.step_s[row["step"]] = row["values"]["perf/step_time"]
 
 
-def step_times(run_dir: RunDir) -> dict[int, float]:
-    """Seconds of each rollout so far."""
-    if not run_dir.metrics_rows.exists():
-        return {}
-    rows = [json.loads(line) for line in run_dir.metrics_rows.read_text().splitlines() if line.endswith("}")]
-    rollouts = [row for row in rows if row["axis"] == "rollout/step" and "perf/step_time" in row["values"]]
-    return {row["step"]: row["values"]["perf/step_time"] for row in rollouts}
+def processor_s(pids: Sequence[int]) -> float:
+    """Seconds that processes and their children have used; those of our own without the children."""
+    used = 0.0
+    for pid in pids:
+        process = psutil.Process(pid)
+        family = [process] if pid == os.getpid() else [process, *process.children(recursive=True)]
+        used += sum(sum(one.cpu_times()[:2]) for one in family)
+    return used
 
 
-def processor_s(pid: int) -> float:
-    """Seconds that a process and its children have used."""
-    service = psutil.Process(pid)
-    return sum(sum(one.cpu_times()[:2]) for one in (service, *service.children(recursive=True)))
+def by_turns(training: Training, receivers: Sequence[int], *, num_rollout: int, num_pairs: int) -> list[Block]:
+    """Blocks without and with sinks by turns, the first and the last without. Raises TimeoutError."""
+    blocks = []
+    training.wait_ready()
+    training.wait_rollouts(8, scraped=False)  # the first ones are slower
+    names = [name for name in training.wait_up_to_date() if name != "jsonl"]  # that one is always there
+    for number in range(2 * num_pairs + 1):
+        with_sinks = number % 2 == 1
+        for name in names:
+            path = f"/api/sinks/{name}"
+            training.ask("POST", f"{path}/restore") if with_sinks else training.ask("DELETE", path)
+        training.wait_up_to_date()
+        time.sleep(SETTLE_S)
+        blocks.append(training.block(num_rollout, scraped=with_sinks, receivers=receivers))
+        sinks = len(names) if with_sinks else 0
+        print(json.dumps({"case": "block", "num_sinks": sinks, **asdict(blocks[-1])}), flush=True)
+    return blocks
 
 
 def main() -> int:
     """0: within the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num-rollout", type=int, default=60, help=f"at least {LEAST_ROLLOUTS}")
-    parser.add_argument("--num-pairs", type=int, default=5)
+    parser.add_argument("--num-rollout", type=int, default=12, help="of a block (%(default)s)")
+    parser.add_argument("--num-pairs", type=int, default=12, help="of blocks (%(default)s)")
+    parser.add_argument(
+        "--rollout-batch-size", type=int, default=256, help="prompts a step; the demo: 64 (%(default)s)"
+    )
     options = parser.parse_args()
-    if options.num_rollout < LEAST_ROLLOUTS or options.num_pairs < 1:
-        parser.error(f"--num-rollout must be at least {LEAST_ROLLOUTS}, --num-pairs at least 1")
-    taken: dict[str, list[float]] = {"none": [], "all": []}
-    with tempfile.TemporaryDirectory() as scratch, receivers(Path(scratch)) as flags:
-        for number in range(options.num_pairs):
-            shown: dict[str, float] = {}
-            for name in ("none", "all") if number % 2 == 0 else ("all", "none"):
-                given = flags if name == "all" else []
-                folder = Path(scratch) / f"{name}-{number}"
-                trained = train(folder, given, num_rollout=options.num_rollout, scraped=name == "all")
-                taken[name].append(statistics.median(trained.step_s))
-                shown[f"{name}_step_ms"] = round(taken[name][-1] * 1e3, 1)
-                shown[f"{name}_metrics_core_share"] = round(trained.core_share, 3)
-            print(json.dumps({"case": "pair", **shown}), flush=True)
-    ratio = statistics.median(taken["all"]) / statistics.median(taken["none"])
-    spread = max(taken["none"]) / min(taken["none"])
-    result = {"ratio": round(ratio, 4), "limit": LIMIT, "slowest_to_quickest_without": round(spread, 4)}
+    if options.num_rollout < 1 or options.num_pairs < 2:
+        parser.error("--num-rollout must be at least 1, --num-pairs at least 2")
+    with tempfile.TemporaryDirectory() as scratch, receivers(Path(scratch)) as (flags, pids):
+        training = Training(Path(scratch) / "run", flags, num_prompts=options.rollout_batch_size)
+        try:
+            blocks = by_turns(training, pids, num_rollout=options.num_rollout, num_pairs=options.num_pairs)
+        finally:
+            training.end()
+    ratios = [
+        blocks[at].step_ms / statistics.fmean((blocks[at - 1].step_ms, blocks[at + 1].step_ms))
+        for at in range(1, len(blocks), 2)
+    ]
+    ratio, error = statistics.fmean(ratios), statistics.stdev(ratios) / len(ratios) ** 0.5
+    shares = {
+        f"{name}_metrics_core_share": round(statistics.fmean(block.metrics_core_share for block in blocks[at::2]), 3)
+        for at, name in enumerate(("none", "all"))
+    }
+    result = {"ratio": round(ratio, 4), "standard_error": round(error, 4), "limit": LIMIT, **shares}
     print(json.dumps({"case": "all sinks to none", **result}), flush=True)
     return 0 if ratio <= LIMIT else 1
 
