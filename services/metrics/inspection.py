@@ -141,7 +141,7 @@ async def _batches(path: Path, writer: Writer) -> int:
 def _step(reader: sqlite3.Connection, after: int) -> list[tuple[int, bool]]:
     step = "SELECT id, crc, body FROM batches WHERE id > ? ORDER BY id LIMIT ?"
     return [
-        (batch_id, crc in (DAMAGED_CRC, zlib.crc32(body)))
+        (batch_id, crc == DAMAGED_CRC or (isinstance(body, bytes) and crc == zlib.crc32(body)))
         for batch_id, crc, body in reader.execute(step, (after, STEP_BATCHES))
     ]
 

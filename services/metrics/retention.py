@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import orjson
 import structlog
 
 from services.metrics.counts import Counts
@@ -33,6 +32,10 @@ SLACK = 16
 MIN_SLACK_BYTES = 1024 * 1024
 KEPT_BATCHES = 1
 """The newest stay: the counter of ids and the newest records are of use."""
+_REMOVE_POINTS = (  # by what the step says: the row's text may have gone bad
+    "DELETE FROM points WHERE series_id IN (SELECT id FROM series WHERE run_id = ? AND axis = ?)"
+    " AND step = ? AND attempt = ?"
+)
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class Retention:
 
     def _remove_rows(self, connection: sqlite3.Connection, safe_id: int | None, before_us: int | None) -> bool:
         found = connection.execute(
-            "SELECT r.id, r.run_id, r.emitted_us, r.body, s.id, s.last_row_id FROM rows r"
+            "SELECT r.id, r.run_id, r.emitted_us, s.id, s.last_row_id, s.axis, s.step, s.attempt FROM rows r"
             " LEFT JOIN steps s ON s.id = r.step_id WHERE r.id <= ? ORDER BY r.id LIMIT ?",
             (2**62 if safe_id is None else safe_id, STEP_ROWS),
         ).fetchall()
@@ -138,12 +141,12 @@ class Retention:
         if not chosen:
             return False
         with _transaction(connection):
-            for row_id, run_id, _, body, step_id, last_row_id in chosen:
+            for row_id, run_id, _, step_id, last_row_id, *place in chosen:
                 connection.execute("DELETE FROM rows WHERE id = ?", (row_id,))
                 if step_id is not None and last_row_id == row_id:
                     connection.execute("DELETE FROM contributions WHERE step_id = ?", (step_id,))
                     connection.execute("DELETE FROM steps WHERE id = ?", (step_id,))
-                    _remove_points(connection, run_id, body)
+                    connection.execute(_REMOVE_POINTS, (run_id, *place))
         self._removed_rows = True
         if safe_id is None:
             self._say_lost(connection, "rows", [row[0] for row in chosen])
@@ -183,15 +186,6 @@ class _transaction:
             self._connection.execute("COMMIT")
         elif self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
-
-
-def _remove_points(connection: sqlite3.Connection, run_id: int, body: bytes) -> None:
-    row = orjson.loads(body)
-    connection.executemany(
-        "DELETE FROM points WHERE step = ? AND attempt = ?"
-        " AND series_id = (SELECT id FROM series WHERE run_id = ? AND axis = ? AND key = ?)",
-        [(row["step"], row["attempt"], run_id, row["axis"], key) for key in row["values"]],
-    )
 
 
 def _used_bytes(connection: sqlite3.Connection) -> int:

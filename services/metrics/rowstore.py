@@ -17,6 +17,7 @@ from services.metrics.points import Points
 from services.metrics.reducer import Part, RowKey, Step, dump_contribution, load_contribution, merge, row_line
 from services.metrics.rows import Row
 from services.metrics.runs import Runs
+from services.metrics.soundness import is_contribution, is_names, is_row
 
 MAX_CACHED_STEPS = 256
 MAX_CHANGED = 2_048
@@ -50,16 +51,21 @@ class RowStore:
         self._emitted: list[Row] = []
         self._waiting: dict[RowKey, float] = {}
         """When the time of each is up, by a clock that no one sets; the oldest first."""
-        self._load_waiting()
+        self._knows_waiting = False
+
+    def begin(self) -> None:
+        """Within a transaction, before anything else. Raises sqlite3.Error."""
+        if not self._knows_waiting:
+            self._load_waiting()
 
     def forget(self) -> None:
-        """After a rollback: what is held may not be in the store."""
+        """What is held may not be in the store, as after a rollback. Reads nothing: it cannot fail."""
         self._cache.clear()
         self._dirty.clear()
         self._emitted = []
         self._points.forget()
         self._attempts.forget()
-        self._load_waiting()
+        self._knows_waiting = False
 
     def add(self, part: Part, *, producer: str, incarnation: int) -> None:
         """Add a part to its row."""
@@ -82,8 +88,8 @@ class RowStore:
             self._emit_changed(set())
 
     def has_due(self) -> bool:
-        """Whether a row's time is up."""
-        return bool(self._due(1))
+        """Whether a row's time is up, or it is not known."""
+        return not self._knows_waiting or bool(self._due(1))
 
     def emit_ready(self) -> list[Row]:
         """Hand on what is complete, due, or amended."""
@@ -149,7 +155,11 @@ class RowStore:
             return None
         find = "SELECT body FROM rows WHERE id = ?"
         found = self._connection.execute(find, (stored.last_row_id,)).fetchone()
-        return bytes(found[0]) if found else None
+        if found is None:
+            return None
+        if not is_row(found[0]):
+            raise sqlite3.DatabaseError(f"row {stored.last_row_id} is no JSON of ours")
+        return bytes(found[0])
 
     def _save_step(self, stored: _Stored) -> None:
         self._connection.execute(
@@ -180,7 +190,9 @@ class RowStore:
         step_id, rollout_id, expected, last_row_id = found
         said = self._connection.execute(
             "SELECT part, producer, incarnation, body FROM contributions WHERE step_id = ?", (step_id,)
-        )
+        ).fetchall()
+        if not is_names(expected) or not all(is_contribution(body) for *_, body in said):
+            raise sqlite3.DatabaseError(f"step {step_id}: what its parts said is no JSON of ours")
         contributions = {(p, who): load_contribution(incarnation, body) for p, who, incarnation, body in said}
         return _Stored(step_id, Step(key, set(orjson.loads(expected)), rollout_id, contributions), last_row_id)
 
@@ -198,6 +210,7 @@ class RowStore:
         # one that was begun in the future was begun before the clock was set back
         waited_s = ((RowKey(*key), max(0, now_us - at_us) / 1e6) for *key, at_us in self._connection.execute(find))
         self._waiting = {key: now + self._row_timeout_s - waited for key, waited in waited_s}
+        self._knows_waiting = True
 
 
 class Attempts:

@@ -23,7 +23,7 @@ def drop_unreadable(connection: sqlite3.Connection) -> None:
         bad = [keys for *keys, body in found if not is_well(body)]
         connection.executemany(f"DELETE FROM {table} WHERE {where}", bad)
     steps = connection.execute("SELECT id, expected FROM steps")
-    bad = [(step_id,) for step_id, expected in steps if not _is_names(expected)]
+    bad = [(step_id,) for step_id, expected in steps if not is_names(expected)]
     connection.executemany("UPDATE steps SET expected = '[]' WHERE id = ?", bad)
 
 
@@ -79,8 +79,10 @@ def load_contributions(connection: sqlite3.Connection, step: Step, step_id: int)
 
 def is_row(body: object) -> bool:
     """Whether it can be a row's JSON."""
+    if not isinstance(body, bytes):  # one bit makes text of bytes
+        return False
     try:
-        row = orjson.loads(body)  # type: ignore[arg-type]
+        row = orjson.loads(body)
         step, attempt = row["step"], row["attempt"]
         for value in row["values"].values():
             float(value)
@@ -91,14 +93,17 @@ def is_row(body: object) -> bool:
 
 def is_contribution(body: object) -> bool:
     """Whether it can be a producer's say."""
+    if not isinstance(body, bytes):
+        return False
     try:
-        load_contribution(1, body)  # type: ignore[arg-type]
+        load_contribution(1, body)
     except (ValueError, TypeError, AttributeError):
         return False
     return True
 
 
-def _is_names(expected: object) -> bool:
+def is_names(expected: object) -> bool:
+    """Whether it can be the names of a step's parts."""
     try:
         return all(isinstance(name, str) for name in orjson.loads(expected))  # type: ignore[arg-type]
     except (ValueError, TypeError):

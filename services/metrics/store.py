@@ -38,8 +38,7 @@ def open_store(path: Path, *, damage: str = "") -> Opened:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(path.name + ".rescue")
-    _finish_rescue(path, scratch)
-    if not damage:
+    if _finish_rescue(path, scratch) or not damage:
         try:
             return _open_whole(path)
         except sqlite3.DatabaseError as error:
@@ -52,14 +51,16 @@ def open_store(path: Path, *, damage: str = "") -> Opened:
         raise OSError(f"cannot make {path} anew: {error}") from error
 
 
-def _finish_rescue(path: Path, scratch: Path) -> None:
-    """After a kill in the middle of one: the damaged file goes only when the new one is whole."""
+def _finish_rescue(path: Path, scratch: Path) -> bool:
+    """After a kill in the middle of one: the damaged file goes only when the new one is whole. Whether it was."""
     whole = _whole(path)
-    if whole.exists():  # what is left of the damaged one may lack its log: it is not read again
+    is_whole = whole.exists()
+    if is_whole:  # what is left of the damaged one may lack its log: it is not read again
         salvage.set_aside(path)
         whole.rename(path)
     for part in scratch.parent.glob(scratch.name + "*"):
         part.unlink()
+    return is_whole
 
 
 def _rescue(path: Path, scratch: Path, damage: str) -> Opened:

@@ -38,6 +38,8 @@ RECORD_COST_BYTES = 256
 """What a record counts for beside its own bytes: small ones take time and room too."""
 TICK_S = 0.25
 UNREADABLE_AFTER_S = 60.0
+OPEN_AGAIN_S = 5.0
+"""Between two attempts to make a damaged store anew: each may copy all of it."""
 
 
 class StoreFailed(Exception):
@@ -116,6 +118,8 @@ class Writer(threading.Thread):
         self._room = Room(path, min_free_bytes)
         self.retention = Retention(self.counts, max_age_s=max_age_s, max_bytes=max_bytes)
         self._closed_for = ""
+        """What is wrong with the store while it waits to be made anew. Empty: it is open."""
+        self._open_again_at = 0.0
         self._failing_since = 0.0
         self._open()
 
@@ -212,6 +216,12 @@ class Writer(threading.Thread):
         self.runs = Runs(self._connection)
         self.rows = RowStore(self._connection, self.runs, self.counts.conflict, row_timeout_s=self._row_timeout_s)
         self.intake = Intake(self._connection, self.runs, self.rows, self.counts, self._secrets)
+        try:
+            self.rows.begin()
+        except sqlite3.DatabaseError as error:  # a table that the look at a large file does not go through
+            if salvage.is_damage(error) and not damage:
+                self._connection.close()
+                self._open(damage=str(error))  # else the next commit says it
 
     def _guarded(self, work: Callable[[sqlite3.Connection], Result]) -> "Result | _Failed":
         self._connection.execute("SAVEPOINT work")
@@ -252,7 +262,8 @@ class Writer(threading.Thread):
             return
         begun = time.perf_counter()
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.execute("BEGIN IMMEDIATE")  # refused when the last one could not be rolled back
+            self.rows.begin()
             results = [job.work(self) for job in jobs]
             rows = self.rows.emit_ready()
             self.intake.save()
@@ -294,12 +305,17 @@ class Writer(threading.Thread):
             self._commit([job])
 
     def _undo(self) -> None:
-        """Roll back, and forget what may not be in the store. Raises sqlite3.Error."""
-        if self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
-        self.rows.forget()
+        """Forget what may not be in the store, and roll back. While that fails nothing can begin, and it is tried
+        again: what was forgotten first cannot be acknowledged.
+        """
         self.intake.forget()
         self.runs.forget()
+        self.rows.forget()
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            log.error("metrics_store_not_rolled_back", error=repr(error))
 
     def _tell(self, rows: list[Row]) -> None:
         batches, notable = self.intake.finish()
@@ -327,20 +343,27 @@ class Writer(threading.Thread):
         if not self.failing:
             self._failing_since = time.monotonic()
             log.error("metrics_store_failing", error=repr(error), exc_info=error)
-        self.failing = repr(error)
-        try:
+        if not self._closed_for:
+            self.failing = repr(error)
             self._undo()
             if isinstance(error, sqlite3.DatabaseError) and (salvage.is_damage(error) or self._is_unreadable(error)):
                 self._connection.close()
-                self._closed_for = str(error)
-            if self._closed_for:
-                self._open(damage=self._closed_for)
-                self._closed_for = ""
-        except (sqlite3.Error, OSError) as second:
-            log.error("metrics_store_not_reopened", error=repr(second))
+                self._closed_for, self._open_again_at = str(error), 0.0
+        if self._closed_for and time.monotonic() >= self._open_again_at:
+            self._open_again()
         for job in jobs:
-            job.fail(StoreFailed(repr(error)))
+            job.fail(StoreFailed(self.failing))
         time.sleep(TICK_S)  # producers wait, and send again
+
+    def _open_again(self) -> None:
+        """Make the damaged store anew. When that fails, say why: it is tried again, with the next commit."""
+        try:
+            self._open(damage=self._closed_for)
+            self._closed_for = ""
+        except (sqlite3.Error, OSError) as error:
+            self.failing = repr(error)
+            self._open_again_at = time.monotonic() + OPEN_AGAIN_S
+            log.error("metrics_store_not_reopened", error=repr(error))
 
     def _is_unreadable(self, error: sqlite3.DatabaseError) -> bool:
         """Whether the file has failed for so long, on a disk that is well otherwise, that it is given up."""

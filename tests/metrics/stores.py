@@ -1,8 +1,9 @@
 """A store and its writer within the test's process."""
 
 import sqlite3
+import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import orjson
 from furlong.jsonline import Secrets
 from services.metrics.intake import RecordsIn, Taken
 from services.metrics.rows import RowReader
-from services.metrics.writer import Writer
+from services.metrics.writer import StoreFailed, Writer
 
 LIMIT_S = 20.0
 
@@ -33,6 +34,14 @@ class Store:
         first = self._next.get((producer, incarnation), 1)
         self._next[producer, incarnation] = first + len(bodies)
         return self.writer.submit(RecordsIn(producer, incarnation, first, bodies)).result(LIMIT_S)
+
+    def send_until_taken(self, batch: RecordsIn) -> Taken:
+        """As a producer does that is told that the store fails."""
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            with suppress(StoreFailed):
+                return self.writer.submit(batch).result(LIMIT_S)
+        raise AssertionError("it was never taken")
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows as they were handed on."""

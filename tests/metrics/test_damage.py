@@ -9,21 +9,26 @@ from pathlib import Path
 import pytest
 
 from services.metrics.inspection import inspect
-from tests.metrics.running import part
+from services.metrics.intake import RecordsIn
+from services.metrics.retention import Needs
+from tests.metrics.running import part, until
 from tests.metrics.said import Said, events
 from tests.metrics.stores import Store, ask, line, store
 
 NUM_STEPS = 150
+NUM_WAITING = 15
 VALUES: dict[str, object] = {f"train/key_{n}": ["sum", n] for n in range(40)}
 
 
 def fill(path: Path) -> list[bytes]:
-    """A store of some MB with rows whose parts came one by one; its rows."""
+    """A store of some MB with rows whose parts came one by one, and some that wait for theirs; its rows."""
     with store(path) as new:
         for step in range(NUM_STEPS):
             new.take(*(line(n, text="y" * 300) for n in range(20)))
             new.take(part(step, VALUES, parts=["trainer", "b"]), producer="r/a")
             new.take(part(step, {"train/b": ["sum", step]}, part="b", parts=["trainer", "b"]), producer="r/b")
+            if step % (NUM_STEPS // NUM_WAITING) == 0:
+                new.take(part(step, {"perf/w": 1}, axis="rollout/step", parts=["trainer", "never"]), producer="r/w")
         new.writer.set_cursor("jsonl", NUM_STEPS - 10, 1).result(20)
         return [row.body for row in new.reader.after(0, 10_000)]
 
@@ -60,7 +65,8 @@ SLOW = pytest.mark.slow
     [
         "rows",
         "contributions",
-        *(pytest.param(t, marks=SLOW) for t in ("steps", "points", "cursors", "runs", "producers")),
+        "steps",
+        *(pytest.param(t, marks=SLOW) for t in ("points", "cursors", "runs", "producers")),
     ],
 )
 def test_rows_are_whole_after_a_page_went_bad(
@@ -79,6 +85,7 @@ def test_rows_are_whole_after_a_page_went_bad(
         assert len(list(tmp_path.glob("m.db.damaged-*Z"))) == 1
         after = [row.body for row in new.reader.after(0, 10_000)]
         assert sorted(after) == sorted(before)
+        until(lambda: new.writer.rows.num_waiting == NUM_WAITING, "the rows that wait")
         assert new.reader.cursor("jsonl")[0] <= NUM_STEPS * 2
         new.take(part(NUM_STEPS, {"train/key_1": ["sum", 1]}), producer="r/new")
         assert new.reader.last_row_id() > 1_000_000  # no id twice: sinks remember them
@@ -128,6 +135,55 @@ def test_batch_whose_text_changed_is_marked_and_no_number_is_taken_from_it(tmp_p
         asyncio.run(inspect(path, new.writer))
         assert new.reader.query("SELECT count(*) FROM batches WHERE crc = -1") == [(1,)]
         assert new.reader.num_records() == 2501
+
+
+def change(path: Path, statement: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(statement)
+        connection.commit()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE contributions SET body = x'01'",
+        "UPDATE contributions SET body = CAST(body AS TEXT)",
+        "UPDATE steps SET expected = x'01'",
+        "UPDATE rows SET body = x'01'",
+        "UPDATE rows SET body = CAST(body AS TEXT)",
+    ],
+)
+def test_late_part_of_a_step_that_went_bad_is_taken(tmp_path: Path, statement: str) -> None:
+    path = tmp_path / "m.db"
+    with store(path) as new:
+        new.take(part(1, {"train/a": ["sum", 1]}))
+    change(path, statement)
+    with store(path) as new:
+        late = part(1, {"train/b": ["sum", 2]}, part="late")
+        assert new.send_until_taken(RecordsIn("r/late", 1, 1, (late,))).num_known == 0
+        assert new.rows()[-1]["values"] == {"train/a": 1, "train/b": 2}
+
+
+def test_row_that_is_no_json_is_removed_with_its_points_when_it_is_old(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    with store(path) as new:
+        new.take(*(part(step, {"train/a": 1}) for step in range(3)), part(1, {"train/a": 1}, axis="other"))
+    change(path, "UPDATE rows SET body = x'01' WHERE id = 2")
+    with store(path, max_age_s=0.1) as new:
+        new.writer.retention.needs = Needs()
+        until(lambda: not new.reader.last_row_id(), "the rows removed")
+        assert ask(path, "SELECT count(*) FROM points") == [(0,)]
+        assert new.writer.is_alive() and not new.writer.failing
+
+
+def test_batch_that_became_text_is_marked(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    with store(path) as new:
+        new.take(line(1))
+    change(path, "UPDATE batches SET body = CAST(body AS TEXT)")
+    with store(path) as new:
+        asyncio.run(inspect(path, new.writer))
+        assert new.reader.query("SELECT crc FROM batches") == [(-1,)]
 
 
 def copy_of_a_running(path: Path, to: Path) -> Store:
