@@ -15,14 +15,19 @@ import pytest
 
 from furlong.records import Last, Mean
 from furlong.v1 import metrics_pb2, metrics_pb2_grpc
-from tests.metrics.running import MetricsProcess, batch, code_of, part, send
+from tests.metrics.running import MetricsProcess, batch, code_of, part, send, until
+
+
+def query(service: MetricsProcess, statement: str, *values: object) -> list[tuple[Any, ...]]:
+    """What the store answers."""
+    with contextlib.closing(sqlite3.connect(service.run_dir.metrics_store / "metrics.db")) as store:
+        return store.execute(statement, values).fetchall()
 
 
 def stored(service: MetricsProcess, producer: str) -> int:
     """Records of a producer that are on disk."""
-    with contextlib.closing(sqlite3.connect(service.run_dir.metrics_store / "metrics.db")) as store:
-        query = "SELECT num_records FROM batches b JOIN producers p ON p.id = b.producer_id WHERE producer = ?"
-        return sum(number for (number,) in store.execute(query, (producer,)))
+    find = "SELECT num_records FROM batches b JOIN producers p ON p.id = b.producer_id WHERE producer = ?"
+    return sum(number for (number,) in query(service, find, producer))
 
 
 def test_record_that_is_sent_again_is_acknowledged_and_stored_once(service: MetricsProcess, producer: str) -> None:
@@ -51,6 +56,25 @@ def test_bad_record_is_refused_and_the_rest_taken(service: MetricsProcess, produ
     assert (ack.through_sequence, ack.num_refused) == (3, 1)
     assert why in ack.first_refusal
     assert stored(service, producer) == 2
+
+
+HALF_A_PAIR = [
+    b'{"run": "half \\ud800"}',
+    b'{"event": "heartbeat", "run": "half ?", "service": "trainer", "instance": "a\\ud800", "interval_s": 1}',
+    b'{"event": "phase", "run": "half ?", "service": "trainer", "instance": "b", "phase": "c\\udfff", "state": "open"}',
+    b'{"event": "metrics", "run": "half ?", "axis": "train/step", "step": 1, "values": {"train/\\ud800": 1}}',
+]
+
+
+def test_half_a_surrogate_pair_holds_up_no_producer_and_ends_no_service(make: Callable[..., MetricsProcess]) -> None:
+    service = make().start()
+    (ack,) = send(service, batch(HALF_A_PAIR))
+    assert (ack.through_sequence, ack.num_refused) == (4, 0)
+    known = "SELECT count(*) FROM marks WHERE name = 'alerts/services' AND instr(body, CAST('\"a?\"' AS BLOB))"
+    until(lambda: query(service, known) == [(1,)], "what the alerts know of the services on disk")
+    assert query(service, "SELECT name FROM runs WHERE name LIKE 'half%'") == [("half ?",)]
+    service.flush()
+    assert service.wait_row(1)["values"] == {"train/?": 1}
 
 
 @pytest.mark.parametrize("mild", [b'{"s": "\xff"}', b'{"x": NaN}', b'{"x":\n1}'], ids=["utf8", "nan", "newline"])

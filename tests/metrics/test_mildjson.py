@@ -29,7 +29,7 @@ LARGE = {"values": {f"train/{n}": n for n in range(1500)}, "text": "y" * 20_000,
     ],
 )
 def test_what_orjson_refuses_is_kept(content: bytes, fields: dict[str, object], tmp_path: Path) -> None:
-    assert read_object(content)[0] == fields or b"\\u" in content
+    assert read_object(content)[0] == fields
     with store(tmp_path / "m.db") as new:
         assert new.take(content).num_refused == 0
         assert orjson.loads(new.bodies()[0]) == fields

@@ -64,10 +64,9 @@ def _parse(content: bytes, text: str) -> JsonObject | None:
 def _parse_text(text: str) -> JsonObject | None:
     """What orjson refuses and other writers do: NaN, Infinity, lone surrogates, bytes that are no UTF-8."""
     try:
-        _, body = mildjson.read_object(text.encode("utf-8", "replace"))
+        return JsonObject(*mildjson.read_object(text.encode("utf-8", "replace")))
     except ValueError:
         return None
-    return JsonObject(orjson.loads(body), body)
 
 
 def _object_end(text: str) -> int | None:
