@@ -5,9 +5,11 @@ into numbers that nobody sent.
 """
 
 import asyncio
+import contextlib
 import tempfile
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
 from typing import IO
 
 from fastapi import Request
@@ -24,8 +26,19 @@ _LESS = "Send the records in several requests."
 _WBITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
-async def pieces(request: Request) -> AsyncGenerator[bytes]:
-    """The body, unpacked. Raises Problem, and ClientDisconnect."""
+@dataclass
+class Packed:
+    """What is held of a packed body until it has ended."""
+
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+
+
+async def pieces(request: Request, held: Packed) -> AsyncGenerator[bytes]:
+    """The body, unpacked. Raises Problem, and ClientDisconnect.
+
+    held: kept up to date. While a packed body comes each piece is empty, and a moment to end what holds too much.
+    """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     length = request.headers.get("content-length", "")
     if encoding not in ("", "identity", *_WBITS):
@@ -33,25 +46,30 @@ async def pieces(request: Request) -> AsyncGenerator[bytes]:
         raise Problem(415, error, "Set gzip, or no compression.")
     if length.isdigit() and int(length) > MAX_BODY_BYTES:
         raise Problem(413, f"a body has at most {MAX_BODY_BYTES} bytes, got {length}", _LESS)
-    if encoding in _WBITS:
-        async for piece in _unpacked(request, _WBITS[encoding]):
-            yield piece
-    else:
-        async for piece in _limited(request):
+    source = _unpacked(request, _WBITS[encoding], held) if encoding in _WBITS else _limited(request)
+    async with contextlib.aclosing(source):
+        async for piece in source:
             yield piece
 
 
-async def _unpacked(request: Request, wbits: int) -> AsyncGenerator[bytes]:
+async def _unpacked(request: Request, wbits: int, held: Packed) -> AsyncGenerator[bytes]:
     with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES) as packed:
         async for piece in _limited(request):
-            packed.write(piece)
+            size_bytes = held.memory_bytes + held.disk_bytes + len(piece)
+            if size_bytes <= _IN_MEMORY_BYTES:
+                packed.write(piece)
+                held.memory_bytes = size_bytes
+            else:
+                await asyncio.to_thread(packed.write, piece)
+                held.memory_bytes, held.disk_bytes = 0, size_bytes
+            yield b""
         await asyncio.to_thread(_check, packed, wbits)
         unpacking = _unpack(packed, wbits)
         while piece := await asyncio.to_thread(next, unpacking, b""):
             yield piece
 
 
-async def _limited(request: Request) -> AsyncIterator[bytes]:
+async def _limited(request: Request) -> AsyncGenerator[bytes]:
     stream = request.stream()
     size_bytes = 0
     while True:

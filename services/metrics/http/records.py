@@ -5,6 +5,7 @@ skipped. Without these each post is new. Never holds more of a body than a few b
 """
 
 import asyncio
+import contextlib
 import json
 import re
 from collections import deque
@@ -17,7 +18,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from services.metrics.http.body import pieces
+from services.metrics.http.body import Packed, pieces
 from services.metrics.http.errors import Problem
 from services.metrics.http.splitting import MAX_RECORD_BYTES, Item, Record, Refusal, Splitter
 from services.metrics.intake import RecordsIn, Taken
@@ -31,6 +32,8 @@ MAX_PENDING = 4
 MAX_POSTS = 1024
 MAX_HELD_BYTES = 64 * 1024 * 1024
 """What all posts together may hold of records that are not whole or not on disk."""
+MAX_PACKED_BYTES = 256 * 1024 * 1024
+"""What all posts together may have in temporary files: packed bodies that have not ended."""
 MAX_HELD_OF_ONE = 256 * 1024
 """When they hold more: a post that holds no more than so much goes on, others come again later."""
 MAX_AT_WORK = 8
@@ -118,9 +121,13 @@ class RecordsIntake:
 
     async def _receive(self, request: Request, post: "_Post") -> JSONResponse:
         try:
-            async for piece in pieces(request):
-                await post.feed(piece)
-                await self._bound(post)
+            async with contextlib.aclosing(pieces(request, post.packed)) as unpacked:
+                async for piece in unpacked:
+                    if piece:
+                        await post.feed(piece)
+                    else:
+                        self._bound_packed(post)
+                    await self._bound(post)
             await post.finish()
         except ClientDisconnect:
             return JSONResponse({}, 400)  # nobody reads it
@@ -143,6 +150,11 @@ class RecordsIntake:
         await post.drain()
         if post.held_bytes > MAX_HELD_OF_ONE and self._held_bytes() > MAX_HELD_BYTES:
             raise Problem(429, "too many large records are half here", "Send it again later.", retry_after_s=RETRY_S)
+
+    def _bound_packed(self, post: "_Post") -> None:
+        """Raises Problem when temporary files hold too much: of those that are still coming, this one is refused."""
+        if post.packed.disk_bytes and sum(one.packed.disk_bytes for one in self._posts) > MAX_PACKED_BYTES:
+            raise Problem(429, "too many packed bodies are half here", "Send it again later.", retry_after_s=RETRY_S)
 
     def _held_bytes(self) -> int:
         return sum(post.held_bytes for post in self._posts)
@@ -167,11 +179,12 @@ class _Post:
     """One body on its way to the disk."""
 
     def __init__(self, writer: Writer, sender: Sender, run: str, at_work: asyncio.Semaphore) -> None:
-        self.sender, self.answer = sender, Answer()
+        self.sender, self.answer, self.packed = sender, Answer(), Packed()
         self._writer, self._run, self._at_work = writer, run, at_work
         self._splitter, self._sending = Splitter(), Sending()
         self._bodies: list[bytes] = []
         self._size_bytes = 0
+        self._num_submitted = 0
         self._pending: deque[_Pending] = deque()
 
     async def feed(self, piece: bytes) -> None:
@@ -191,8 +204,9 @@ class _Post:
 
     @property
     def held_bytes(self) -> int:
-        """Of what is not whole, and of what is not on disk."""
-        return self._splitter.held_bytes + self._size_bytes + sum(batch.size_bytes for batch in self._pending)
+        """In memory: of what is not whole, and of what is not on disk."""
+        pending = sum(batch.size_bytes for batch in self._pending)
+        return self.packed.memory_bytes + self._splitter.held_bytes + self._size_bytes + pending
 
     async def drain(self) -> None:
         """Have all that is whole on disk. Raises StoreFailed, Problem."""
@@ -220,9 +234,9 @@ class _Post:
         sender, bodies = self.sender, tuple(self._bodies)
         batch = RecordsIn(sender.producer, sender.incarnation, sender.next_sequence, bodies)
         sender.next_sequence += len(bodies) if sender.next_sequence else 0
-        first = self.answer.num_records - len(bodies)
         done = asyncio.wrap_future(self._writer.submit(batch, self._sending))
-        self._pending.append(_Pending(bodies, first, self._size_bytes, done))
+        self._pending.append(_Pending(bodies, self._num_submitted, self._size_bytes, done))
+        self._num_submitted += len(bodies)
         self._bodies, self._size_bytes = [], 0
         if len(self._pending) > MAX_PENDING:
             await self._await_oldest()

@@ -158,6 +158,16 @@ def test_numbers_that_make_no_row_are_taken_and_listed_in_the_answer(service: Me
     assert (many["num_noticed"], len(many["noticed"])) == (150, 100)
 
 
+def test_what_is_told_of_a_large_post_names_the_right_record(service: MetricsProcess) -> None:
+    lines = [line("named", n) for n in range(12_000)]
+    for number in (100, 5_000, 9_999):
+        lines[number] = b'{"event":"metrics","run":"named","step":1,"values":{"a":1}}'
+    lines[6_000] = b"no record"
+    said = post(service.http, b"\n".join(lines))
+    assert [one["index"] for one in said["noticed"]] == [100, 5_000, 9_999]
+    assert [one["index"] for one in said["refused"]] == [6_000]
+
+
 NUMBERED = {"X_Furlong_Producer": "shipper", "X_Furlong_Incarnation": "7"}
 
 
