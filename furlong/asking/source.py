@@ -12,7 +12,7 @@ from furlong.asking.filters import LogFilter
 from furlong.asking.following import Place, place_now
 from furlong.asking.forms import line_form, row_form
 from furlong.asking.objects import MAX_OBJECTS, RowObject, newest_objects, objects_of
-from furlong.asking.store import Curve, NoStore, StoreReader, UnknownName
+from furlong.asking.store import Curve, NoStore, StoreReader, UnknownName, told_damage
 from furlong.rundir import RunDir
 
 STORE_NAME = "metrics.db"
@@ -121,7 +121,8 @@ class Source:
         if store is None:
             raise NoStore("there is no store")
         try:
-            return question(store)
+            with told_damage(store.path):
+                return question(store)
         except UnknownName as error:
             like = f"Did you mean {', '.join(error.close)}?" if error.close else "There is none that looks like it."
             raise Refused(str(error), like, close=error.close) from None

@@ -4,10 +4,11 @@ The schema is the metrics service's. Each question is one or a few short reads: 
 Not for several threads at once.
 """
 
+import contextlib
 import difflib
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,16 @@ _CURRENT = """NOT EXISTS (SELECT 1 FROM attempts n WHERE n.run = s.run AND n.axi
 
 class NoStore(Exception):
     """There is no store, or it cannot be read by this version."""
+
+
+@contextlib.contextmanager
+def told_damage(path: Path) -> Generator[None]:
+    """Whatever a damaged store's reading raises, as NoStore with what to do."""
+    try:
+        yield
+    except (sqlite3.Error, ValueError, KeyError, TypeError) as error:  # a page, or the JSON that one holds
+        remedy = "Start the metrics service on it once: it sets a damaged store aside and keeps what can be read."
+        raise NoStore(f"{path} cannot be read: {error}. {remedy}") from error
 
 
 class UnknownName(Exception):

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from furlong.asking.client import LiveEvent, MetricsClient, Refused, Unreachable
 from furlong.asking.following import Event, Follower, Place, Wanted
 from furlong.asking.source import Found, live_params
-from furlong.asking.store import NoStore
+from furlong.asking.store import NoStore, told_damage
+from furlong.process import ExitCode
 
 MAX_QUEUED = 20_000
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 2.0
@@ -33,6 +34,8 @@ class Ended:
 
     error: str
     """Empty: the run has ended."""
+    code: ExitCode = ExitCode.BAD_CONFIG
+    """Of an error."""
 
 
 Item = Event | Note | Ended
@@ -59,6 +62,12 @@ class Watcher:
         self._stopped.set()
 
     def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:  # the top of the thread: whoever waits for items must hear of it
+            self._put(Ended(f"watching ended: {error!r}", ExitCode.CRASHED))
+
+    def _watch(self) -> None:
         away_since: float | None = None
         pause_s = FIRST_PAUSE_S
         while not self._stopped.is_set():
@@ -105,18 +114,18 @@ class Watcher:
         yield from client.live(params, str(self._place))
 
     def _drain_store(self, found: Found | None = None) -> None:
-        """What is in the store of a service that is gone."""
+        """What is in the store of a service that is gone. Raises NoStore, and as `find` does."""
         store = (found or self._find()).store
         if store is None:
             return
         follower = Follower(self._wanted, self._place)
         has_more = True
-        while has_more and not self._stopped.is_set():
-            has_more, events = follower.next_of(store)
-            for event in events:
-                self._put(event)
-            self._place = follower.place
-        store.close()
+        with contextlib.closing(store), told_damage(store.path):
+            while has_more and not self._stopped.is_set():
+                has_more, events = follower.next_of(store)
+                for event in events:
+                    self._put(event)
+                self._place = follower.place
 
     def _put(self, item: Item) -> None:
         while not self._stopped.is_set():

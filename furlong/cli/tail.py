@@ -21,7 +21,6 @@ from furlong.cli.asking import Asked, locate, read_command, refuse_words, tell, 
 from furlong.cli.lines import Style, alert_line, log_line, moment, row_line
 from furlong.config import ConfigError
 from furlong.config.errors import Problem
-from furlong.process import ExitCode
 
 DEFAULT_LAST = 20
 WINDOW_S = 0.06
@@ -127,7 +126,7 @@ def _follow(watcher: Watcher, shown: Shown) -> int:
         _print(events, shown)
     if ended.error:
         tell(ended.error)
-        return int(ExitCode.BAD_CONFIG)
+        return int(ended.code)
     tell("the run has ended")
     return 0
 

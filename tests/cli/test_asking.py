@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from furlong.asking.store import SCHEMA_VERSION
 from furlong.config import RunConfig, to_toml
 from furlong.rundir import RunDir
 from tests.cli.test_main import furlong, loaded_by
@@ -202,6 +203,20 @@ def test_alerts_are_listed(make: Callable[[], MetricsProcess]) -> None:
     assert len(lines) == 3 and "FIRING   a: a is odd. Look." in lines[0] and "RESOLVED a" in lines[2]
     done = furlong("alerts", "--run-dir", folder, "--firing", "--json")
     assert [json.loads(line)["rule"] for line in done.stdout.splitlines()] == ["b"]
+
+
+@pytest.mark.parametrize("command", ["tail", "query", "alerts"])
+def test_damaged_store_is_told_with_what_to_do(command: str, tmp_path: Path) -> None:
+    folder = RunDir(tmp_path).create().metrics_store
+    with sqlite3.connect(folder / "metrics.db") as store:
+        store.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        for table, columns in (("runs", "id, name, last_us"), ("alerts", "id, run_id, rule, state, at_us, body")):
+            store.execute(f"CREATE TABLE {table} ({columns})")
+        store.execute("INSERT INTO runs VALUES (1, 'r', 0)")
+        store.execute("INSERT INTO alerts VALUES (1, 1, 'a', 'firing', 0, '{\"summ')")  # half a page
+    done = furlong(command, "--run-dir", str(tmp_path))
+    assert done.returncode == 2 and "Start the metrics service on it once" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_reader_that_has_enough_ends_tail(make: Callable[[], MetricsProcess]) -> None:
