@@ -136,6 +136,20 @@ class Absurd(Recording):
         super().write(rows)
 
 
+class Ending(Recording):
+    """Notes how runs ended; while a file `down` lies in its folder, it cannot."""
+
+    def identify(self, given: dict[str, str]) -> None:
+        self.known = getattr(self, "known", {}) | given
+
+    def ended(self, given: dict[str, str]) -> None:
+        if (self.folder / "down").exists():
+            raise ConnectionError("down")
+        assert set(given) <= set(self.known)
+        with (self.folder / "ended").open("a") as file:
+            file.write(json.dumps(given) + "\n")
+
+
 class Mutating(Recording):
     """Changes what it is given."""
 

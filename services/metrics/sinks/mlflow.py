@@ -14,14 +14,17 @@ import orjson
 
 from furlong.config.destinations import url_problem
 from furlong.process import ExitCode
+from furlong.rundir import write_atomically
 from services.metrics.rows import Row
 from services.metrics.sinks.mlflow_names import params_of
+from services.metrics.sinks.process import SinkProcessFailed
 from services.metrics.sinks.run_process import RunProcessSink
 from services.metrics.sinks.shown_config import shown_config
-from services.metrics.sinks.sink import Cursor, Sink, SinkContext, option_of
+from services.metrics.sinks.sink import Cursor, Sink, SinkContext, TakenInPart, option_of
 
 LOOK_S = 5.0
 CALL_LIMIT_S = 40.0
+MAX_TOLD_AT_ONCE = 10
 _CHILD = "services.metrics.sinks.mlflow_process.Mlflow"
 
 
@@ -48,17 +51,32 @@ def make(options: Mapping[str, object], context: SinkContext) -> Sink[Row]:
 
 
 class MlflowSink(RunProcessSink):
-    """Hands over rows, and how runs end."""
+    """Hands over rows, and how runs end: each run's word once it has a row there, until it was taken."""
 
     tick_s = LOOK_S
     _looked_at = 0.0
-    _through = -1
+    _reached = 0
+    """The last row that is there."""
+    _through = 0
+    """The last batch that was looked at."""
+
+    async def start(self, durable: Cursor) -> Cursor:
+        """Also finds the words that were not told yet."""
+        self._path = self._context.folder / "endings.json"
+        self._through, self._waiting = await asyncio.to_thread(_read, self._path)
+        cursor = await super().start(durable)
+        self._reached = cursor.row_id
+        return cursor
 
     async def write(self, rows: Sequence[Row]) -> Cursor:
         """Rows, then endings, if it is time."""
         cursor = await super().write(rows)
+        self._reached = cursor.row_id
         if time.monotonic() - self._looked_at > LOOK_S:
-            await self._tell_endings()
+            try:
+                await self._tell_endings()
+            except (SinkProcessFailed, TimeoutError) as error:
+                raise TakenInPart(cursor) from error
         return cursor
 
     async def tick(self) -> Cursor | None:
@@ -73,20 +91,20 @@ class MlflowSink(RunProcessSink):
 
     async def _tell_endings(self) -> None:
         self._looked_at = time.monotonic()
-        if not self._told:
-            return
-        path = self._context.folder / "looked_through"
-        through, found = await asyncio.to_thread(self._endings, path)
-        if found:
-            await self.call("ended", found, timeout_s=CALL_LIMIT_S)
-        if through != self._through:
-            await asyncio.to_thread(path.write_text, str(through))
-            self._through = through
+        before = self._through
+        due = await asyncio.to_thread(self._look)
+        for at in range(0, len(due), MAX_TOLD_AT_ONCE):
+            piece = {run: self._waiting[run] for run in due[at : at + MAX_TOLD_AT_ONCE]}
+            await self._identify(piece.keys())
+            await self.call("ended", piece, timeout_s=CALL_LIMIT_S)
+            for run in piece:
+                del self._waiting[run]
+            await asyncio.to_thread(self._save)
+        if self._through != before:
+            await asyncio.to_thread(self._save)
 
-    def _endings(self, path: Path) -> tuple[int, dict[str, str]]:
-        """The last batch that was looked at, and the newest word on each run since."""
-        if self._through < 0:
-            self._through = _number_in(path)
+    def _look(self) -> list[str]:
+        """Gather the newest word on each run; those that have a row there and were not told theirs."""
         reader = self._context.reader
         last = reader.last_batch_id()
         found = reader.query(
@@ -94,8 +112,18 @@ class MlflowSink(RunProcessSink):
             " AND (instr(b.body, 'run_started') OR instr(b.body, 'run_ended')) ORDER BY b.id",
             (min(self._through, last), last),
         )
-        statuses = {run: status for run, body in found for status in map(_status, bytes(body).split(b"\n")) if status}
-        return last, {run: status for run, status in statuses.items() if run in self._told}
+        self._waiting |= {
+            run: status for run, body in found for status in map(_status, bytes(body).split(b"\n")) if status
+        }
+        self._through = last
+        if not self._waiting:
+            return []
+        there = "SELECT 1 FROM rows w WHERE w.run_id = r.id AND w.id <= ?"
+        known = reader.query(f"SELECT r.name FROM runs r WHERE EXISTS ({there})", (self._reached,))
+        return [run for (run,) in known if run in self._waiting]
+
+    def _save(self) -> None:
+        write_atomically(self._path, orjson.dumps({"through": self._through, "waiting": self._waiting}))
 
 
 def _status(body: bytes) -> str:
@@ -113,8 +141,10 @@ def _status(body: bytes) -> str:
     return "KILLED" if code in (ExitCode.DRAINED, ExitCode.KILLED) else "FAILED"
 
 
-def _number_in(path: Path) -> int:
+def _read(path: Path) -> tuple[int, dict[str, str]]:
+    """Nothing, when there is no such file: all is then looked at again, and told as it was."""
     try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return 0
+        kept = orjson.loads(path.read_bytes())
+        return int(kept["through"]), dict(kept["waiting"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0, {}

@@ -63,8 +63,18 @@ class Mlflow:
 
     def ended(self, given: Mapping[str, str]) -> None:
         """Runs that ended, or began again, and how."""
+        from mlflow.exceptions import MlflowException
+
         for run, status in given.items():
-            self._client.update_run(self._run_id(run), status=status)
+            run_id = self._run_id(run)
+            if run in self._deleted:
+                continue  # its rows say so
+            try:
+                self._client.update_run(run_id, status=status)
+            except MlflowException as error:
+                if error.error_code not in _REFUSALS:
+                    raise
+                print(f"MLflow refused {status} of {run}: {str(error)[:300]}", flush=True)
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Log the values of the rows, each run's in its own run there."""

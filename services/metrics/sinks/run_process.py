@@ -5,7 +5,7 @@ heard of it does too, and stays the same for as long as there is that log.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from services.metrics.rows import Row
 from services.metrics.sinks.process import ProcessSink
@@ -17,19 +17,22 @@ TELL_LIMIT_S = 30.0
 class RunProcessSink(ProcessSink):
     """Calls the process's `identify({run: identity})` before it gets the first row of a run."""
 
-    _told: frozenset[str] = frozenset()
+    _identified: frozenset[str] = frozenset()
 
     async def start(self, durable: Cursor) -> Cursor:
         """A new process knows no run."""
-        self._told = frozenset()
+        self._identified = frozenset()
         return await super().start(durable)
 
     async def write(self, rows: Sequence[Row]) -> Cursor:
         """Tell of new runs, then hand over the rows."""
-        new = {row.run for row in rows} - self._told
+        await self._identify({row.run for row in rows})
+        return await super().write(rows)
+
+    async def _identify(self, runs: Set[str]) -> None:
+        new = runs - self._identified
         if new:
             known = await asyncio.to_thread(self._context.reader.runs)
             identities = {run.name: f"{run.first_us:x}" for run in known if run.name in new}
             await self.call("identify", {name: identities.get(name, "0") for name in new}, timeout_s=TELL_LIMIT_S)
-            self._told |= new
-        return await super().write(rows)
+            self._identified |= new

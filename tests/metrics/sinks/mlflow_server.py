@@ -50,10 +50,10 @@ class MlflowServer:
 
 
 @contextmanager
-def mlflow_serving(folder: Path) -> Generator[MlflowServer]:
-    """Serves while entered. Skips the test when there is none."""
+def mlflow_serving(folder: Path, port: int | None = None) -> Generator[MlflowServer]:
+    """Serves while entered, with what is in the folder. Skips the test when there is none."""
     tool = tools.need("mlflow")
-    port = tools.free_port()
+    port = port or tools.free_port()
     store = ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder / "files")]
     command = [*tool.command, "server", *store, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}

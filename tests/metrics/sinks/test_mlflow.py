@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -111,17 +112,37 @@ def test_lost_folder_finds_the_run_again_and_a_resume_is_one_curve(
 @pytest.mark.tools
 def test_run_that_was_deleted_there_costs_its_rows_only(make: Make, server: MlflowServer, experiment: str) -> None:
     service = started(make, server, experiment)
-    send(service, batch(losses(1, 2)))
+    send(service, batch([ended(0, "run_started"), *losses(1, 2)]))
     until(lambda: server.runs(experiment), "a run")
     service.stop()
     server.post("runs/delete", run_id=server.runs(experiment)[0]["info"]["run_id"])
     service.start()
     other = json.loads(losses(1, 1)[0]) | {"run": "other"}
-    send(service, batch([*losses(3, 4), json.dumps(other).encode()], first=3))
+    own = [ended(0, "run_started"), *losses(3, 4), ended(0)]
+    send(service, batch([*own, json.dumps(other).encode()], first=4))
     until(lambda: server.runs(experiment), "the other run")
     assert [run["info"]["run_name"] for run in server.runs(experiment)] == ["other"]
+    service.flush()
     refused = {sink.name: sink.num_rows_refused for sink in service.status().sinks}
     assert refused["mlflow"] == 2
+    service.stop()
+    assert '"sink_failing"' not in service.run_dir.log("metrics").read_text()
+
+
+@pytest.mark.tools
+def test_server_that_is_away_when_the_run_ends_is_told_when_it_is_back(
+    make: Make, tmp_path: Path, experiment: str
+) -> None:
+    with mlflow_serving(tmp_path) as server:
+        service = started(make, server, experiment)
+        send(service, batch(losses(1, 2)))
+        service.flush()
+    send(service, batch([ended(0)], first=3))
+    assert service.stop() == 3
+    service.start()
+    with mlflow_serving(tmp_path, int(server.uri.rpartition(":")[2])) as server:
+        until(lambda: [run["info"]["status"] for run in server.runs(experiment)] == ["FINISHED"], "the end", limit_s=60)
+    assert len(service.rows()) == 2
 
 
 @pytest.mark.slow
