@@ -5,6 +5,7 @@ is made again under its own id, so that a sink that has it does not get it twice
 """
 
 import sqlite3
+import time
 import zlib
 from collections.abc import Iterator
 
@@ -160,9 +161,10 @@ def _step(connection: sqlite3.Connection, step: Step) -> tuple[int, set[str]]:
     """Its id, and the parts that were expected already."""
     key = step.key
     place = (key.run, key.axis, key.step, key.attempt)
+    opened_us = 0 if step.is_complete else time.time_ns() // 1000  # one that is complete waits for nothing
     connection.execute(
-        "INSERT OR IGNORE INTO steps (run, axis, step, attempt, expected, opened_us) VALUES (?, ?, ?, ?, '[]', 0)",
-        place,
+        "INSERT OR IGNORE INTO steps (run, axis, step, attempt, expected, opened_us) VALUES (?, ?, ?, ?, '[]', ?)",
+        (*place, opened_us),
     )
     find = "SELECT id, expected FROM steps WHERE run = ? AND axis = ? AND step = ? AND attempt = ?"
     step_id, expected = connection.execute(find, place).fetchone()
