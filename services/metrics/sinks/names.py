@@ -15,7 +15,8 @@ from furlong.rundir import write_atomically
 log = structlog.get_logger()
 
 MAX_KEPT = 50_000
-"""Names beyond that are told apart by a mark of their own each, and not kept."""
+"""Of more names, those that were used the longest ago are forgotten: runs come and go, and a new one's names are as
+plain as the first one's."""
 
 
 class Names:
@@ -31,9 +32,10 @@ class Names:
         self._is_saved = True
 
     def folded(self, raw: str) -> str:
-        """The name to use for a raw one: always the same."""
-        known = self._folded.get(raw)
+        """The name to use for a raw one: always the same, while it is kept."""
+        known = self._folded.pop(raw, None)
         if known is not None:
+            self._folded[raw] = known  # the last used stands last
             return known
         plain = self._fold(raw)
         wanted = plain if len(plain) <= self._max_chars else self._marked(plain, raw)
@@ -41,7 +43,7 @@ class Names:
             log.warning("metric_names_fold_into_one", name=raw[:200], other=self._taken[wanted][:200], folded=wanted)
             wanted = self._marked(plain, raw)
         if len(self._folded) >= MAX_KEPT:
-            return self._marked(plain, raw)
+            self._taken.pop(self._folded.pop(next(iter(self._folded))), None)
         self._keep(raw, wanted)
         return wanted
 

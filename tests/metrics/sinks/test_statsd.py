@@ -6,10 +6,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import orjson
 import pytest
 
 from services.metrics.rows import Row
-from services.metrics.sinks import statsd
+from services.metrics.sinks import names, statsd
 from services.metrics.sinks.drawn import Drawn
 from services.metrics.sinks.names import Names
 from services.metrics.sinks.sink import Cursor
@@ -160,6 +161,17 @@ def test_names_stay_the_same_over_a_restart(tmp_path: Path) -> None:
     again = Names(fold_name, max_chars=40, kept_in=tmp_path / "x" / "names.json")
     assert [again.folded(raw) for raw in reversed(raws)] == first[::-1]
     assert len(set(first)) == len(raws) and max(map(len, first)) <= 40
+
+
+def test_names_of_a_new_run_are_plain_however_many_came_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "MAX_KEPT", 4)
+    made = Names(fold_name, max_chars=99, kept_in=tmp_path / "names.json")
+    live = [made.folded("live\nx\na@b"), made.folded("live\nx\na#b")]
+    for number in range(9):
+        assert made.folded(f"r{number}\nx\nloss") == f"r{number}.loss"
+        assert [made.folded("live\nx\na@b"), made.folded("live\nx\na#b")] == live  # used all the while
+        made.save()
+    assert len(set(live)) == 2 and len(orjson.loads((tmp_path / "names.json").read_bytes())) == 4
 
 
 @pytest.mark.tools
