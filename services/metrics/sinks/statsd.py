@@ -58,6 +58,7 @@ class StatsdSink(Sink[Row]):
 
     def __init__(self, host: str, port: int, *, prefix: str, names: Names) -> None:
         self.num_left_out = 0
+        """Numbers that were not finite. What is sent again is not counted again."""
         self._host, self._port, self._prefix = host, port, prefix
         self._names = names
         self._newest = Newest()
@@ -77,6 +78,7 @@ class StatsdSink(Sink[Row]):
         for row in rows:
             if (one := drawn(row)) is not None:
                 changed |= self._newest.take(one, time.monotonic())
+        self.num_left_out += sum(not math.isfinite(value) for value in changed.values())
         await self._send(changed)
         return Cursor(rows[-1].row_id)
 
@@ -100,12 +102,8 @@ class StatsdSink(Sink[Row]):
             self._socket = None
 
     async def _send(self, values: Mapping[_Place, float]) -> None:
-        lines = []
-        for place, value in values.items():
-            line = gauge(self._name(place), value)
-            self.num_left_out += line is None
-            if line is not None:
-                lines.append(line)
+        found = (gauge(self._name(place), value) for place, value in values.items())
+        lines = [line for line in found if line is not None]
         await asyncio.to_thread(self._names.save)
         if time.monotonic() - self._resolved_at > RESOLVE_S:
             await self._resolve()

@@ -141,7 +141,7 @@ def test_late_row_of_an_older_step_is_not_sent() -> None:
 
 async def test_daemon_that_started_anew_is_told_all_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statsd, "RESEND_S", 0.0)
-    body = b'{"run":"r","axis":"train/step","step":1,"attempt":1,"values":{"a":5}}'
+    body = b'{"run":"r","axis":"train/step","step":1,"attempt":1,"values":{"a":5,"b":"NaN"}}'
     with listening() as (addr, now):
         sink = StatsdSink("127.0.0.1", int(addr.split(":")[1]), prefix="", names=Names(fold_name, max_chars=99))
         await sink.start(Cursor(0))
@@ -150,6 +150,7 @@ async def test_daemon_that_started_anew_is_told_all_again(tmp_path: Path, monkey
         now().gauges.clear()
         await sink.tick()
         assert now().gauges == {"r.a": 5}
+        assert sink.num_left_out == 1
         await sink.abort()
 
 
