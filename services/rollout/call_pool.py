@@ -150,7 +150,8 @@ class CallPool:
 
 async def _started(call: _Call, limit_s: float) -> None:
     try:
-        await asyncio.wait_for(call.started.wait(), limit_s)
+        async with asyncio.timeout(limit_s):  # wait_for may swallow a cancellation
+            await call.started.wait()
     except TimeoutError:
         raise CallTimeout(f"got no thread within {limit_s:g} s") from None
 

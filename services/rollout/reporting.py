@@ -101,7 +101,7 @@ class Reporter:
         for late in [task for task in self._waiting if not task.done()]:
             log.warning("log_hook_not_waited_for", report=late.get_name(), consequence="the default values are logged")
             late.cancel()
-            await asyncio.wait({late})
+            await asyncio.wait({late}, timeout=END_LIMIT_S)
 
     async def close(self) -> None:
         """The same at the end of the service, whose telemetry sends or spools what it has."""

@@ -205,6 +205,18 @@ async def test_a_call_that_gets_no_thread_ends_and_the_next_one_gets_one(monkeyp
     pool.close()
 
 
+async def test_a_call_given_up_as_it_starts_is_given_up() -> None:
+    pool, go_on = CallPool(1, name="test"), threading.Event()
+    call = asyncio.create_task(pool.call(lambda: go_on.wait(10.0), timeout_s=10.0))
+    asyncio.get_running_loop().call_soon(lambda: time.sleep(0.1))  # the thread has taken it when the loop looks again
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_soon(call.cancel)
+    done, _ = await asyncio.wait({call}, timeout=5.0)
+    go_on.set()
+    assert done and call.cancelled()
+    pool.close()
+
+
 async def test_a_forked_copy_ends_with_its_call() -> None:
     """It would go on with the calls that wait, and fork at each of them: a copy of a copy of a copy."""
     pool = CallPool(1, name="test")
