@@ -97,7 +97,9 @@ async def running(context: ServiceContext, *, alone: bool = False) -> AsyncGener
         parts.alerts = await stack.enter_async_context(watching_alerts(parts))
         servicer.alerts = parts.alerts.streams
         servicer.following = await stack.enter_async_context(following_files(parts))
-        await stack.enter_async_context(_in_background(parts, tell_needs(parts.writer, parts.sinks.following), "retention"))
+        await stack.enter_async_context(
+            _in_background(parts, tell_needs(parts.writer, parts.sinks.following), "retention")
+        )
         await stack.enter_async_context(_in_background(parts, inspect(parts.path, parts.writer), "inspection"))
         await stack.enter_async_context(_collector(parts))
         await stack.enter_async_context(_grpc(parts, servicer))
