@@ -60,7 +60,7 @@ async def _unpacked(request: Request, wbits: int, held: Packed) -> AsyncGenerato
                 packed.write(piece)
                 held.memory_bytes = size_bytes
             else:
-                await asyncio.to_thread(packed.write, piece)
+                await asyncio.to_thread(_write, packed, piece)
                 held.memory_bytes, held.disk_bytes = 0, size_bytes
             yield b""
         await asyncio.to_thread(_check, packed, wbits)
@@ -84,6 +84,17 @@ async def _limited(request: Request) -> AsyncGenerator[bytes]:
             raise Problem(413, f"a body has at most {MAX_BODY_BYTES} bytes", _LESS)
         if piece:
             yield piece
+
+
+def _write(packed: IO[bytes], piece: bytes) -> None:
+    """Raises Problem."""
+    try:
+        packed.write(piece)
+    except OSError as error:
+        why = f"{tempfile.gettempdir()} has no room for a packed body: {error}"
+        raise Problem(
+            429, why, f"Make room there, or send less than {_IN_MEMORY_BYTES} bytes.", retry_after_s=5
+        ) from None
 
 
 def _check(packed: IO[bytes], wbits: int) -> None:

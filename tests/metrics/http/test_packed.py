@@ -66,6 +66,20 @@ async def test_packed_bodies_that_never_end_are_told_to_come_again(
         sender.answer.cancel()
 
 
+async def test_packed_body_that_finds_no_room_is_told_to_come_again(
+    new: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(packed: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(body.tempfile.SpooledTemporaryFile, "rollover", no_room)
+    sender = Sender(RecordsIntake(new.writer, lambda: True))
+    await sender.send(os.urandom(1200 * KIB))
+    with pytest.raises(Problem, match="no room for a packed body") as refused:
+        await asyncio.wait_for(sender.answer, 10)
+    assert (refused.value.status, refused.value.retry_after_s) == (429, 5)
+
+
 async def test_packed_body_is_written_beside_the_event_loop(new: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: set[str] = set()
     file_of = body.tempfile.SpooledTemporaryFile
