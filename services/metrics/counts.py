@@ -1,4 +1,4 @@
-"""What the service counts since its start. The writer's thread changes it, anyone reads it."""
+"""What the service counts since its start. One thread changes a count, mostly the writer's; anyone reads it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,6 +33,8 @@ class Counts:
     """Batches that were not taken since the disk is full; they come again."""
     num_removed: int = 0
     """Records that retention removed."""
+    num_engine_values_left_out: int = 0
+    """Numbers of engines, of their lines or endpoints, beyond the bounds. Changed by the tailer's thread."""
     _warned: set[str] = field(default_factory=set, repr=False)
 
     def shown(self) -> dict[str, int]:

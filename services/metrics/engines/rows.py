@@ -6,6 +6,7 @@ Used by one thread; knows no store.
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
 
 import orjson
@@ -16,6 +17,11 @@ from furlong.records import Value, combine, decode_value, encode_value
 log = structlog.get_logger()
 
 MAX_SERIES = 1_000
+"""Of one instance, for as long as it is remembered. A page of SGLang's is about 150."""
+MAX_INSTANCES = 256
+"""That are remembered: those that were heard of last. Engines of Ray have a new name at every start."""
+MAX_VALUES = 10_000
+"""Of one record, which must not become too large for the store."""
 MAX_INTERVALS = 256
 """Intervals that are open at once: a backlog has many."""
 MAX_AHEAD_S = 60.0
@@ -29,9 +35,11 @@ class EngineRows:
     def __init__(self, *, run: str, interval_s: float) -> None:
         self._run, self._interval_s = run, max(1.0, interval_s)
         self._open: dict[int, dict[str, Value]] = {}
-        self._series: set[str] = set()
+        self._series: OrderedDict[str, set[str]] = OrderedDict()
+        """By instance, the one that was heard of last behind the others."""
+        self._is_told = False
         self.num_left_out = 0
-        """Values beyond the bound on series."""
+        """Values beyond the bounds, and those that say a thing in another way than one before."""
 
     def add(self, instance: str, at_s: float, values: Mapping[str, Value], *, now_s: float) -> None:
         """Values of one instance; several of one interval are reduced together."""
@@ -39,9 +47,10 @@ class EngineRows:
             at_s = now_s
         step = math.ceil(math.floor(at_s / self._interval_s + 1) * self._interval_s)
         row = self._open.setdefault(step, {})
+        series = self._series_of(instance)
         for name, value in values.items():
             key = f"engine/{instance}/{name}"
-            if key not in self._series and not self._may_begin(key):
+            if key not in row and not self._may_begin(key, series, row):
                 continue
             known = row.get(key)
             try:
@@ -54,7 +63,8 @@ class EngineRows:
         over = [step for step in self._open if everything or step + _CLOSE_AFTER_S <= now_s]
         if len(self._open) - len(over) > MAX_INTERVALS:
             over = sorted(self._open)[: len(self._open) - MAX_INTERVALS]
-        return [self._record(step, self._open.pop(step)) for step in sorted(over) if self._open[step]]
+        rows = {step: self._open.pop(step) for step in sorted(over)}
+        return [self._record(step, row) for step, row in rows.items() if row]
 
     @property
     def is_empty(self) -> bool:
@@ -77,14 +87,21 @@ class EngineRows:
         except (ValueError, TypeError, AttributeError) as error:
             log.warning("engine_rows_not_restored", error=str(error))
             self._open = {}
-        self._series = {key for row in self._open.values() for key in row}
 
-    def _may_begin(self, key: str) -> bool:
-        if len(self._series) < MAX_SERIES:
-            self._series.add(key)
+    def _series_of(self, instance: str) -> set[str]:
+        series = self._series.setdefault(instance, set())
+        self._series.move_to_end(instance)
+        if len(self._series) > MAX_INSTANCES:
+            self._series.popitem(last=False)
+        return series
+
+    def _may_begin(self, key: str, series: set[str], row: Mapping[str, Value]) -> bool:
+        if len(row) < MAX_VALUES and (key in series or len(series) < MAX_SERIES):
+            series.add(key)
             return True
-        if not self.num_left_out:
-            log.warning("engine_series_limit", limit=MAX_SERIES, first_left_out=key)
+        if not self._is_told:
+            log.warning("engine_series_limit", of_one=MAX_SERIES, of_all=MAX_VALUES, first_left_out=key)
+        self._is_told = True
         self.num_left_out += 1
         return False
 

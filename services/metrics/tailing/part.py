@@ -64,6 +64,10 @@ async def following_files(parts: "Parts") -> AsyncGenerator[Following]:
     producer = f"{run}/tail"
     pace = Pace(producer)
     parts.on_commit.append(pace.committed)
+
+    def left_out(count: int) -> None:
+        parts.writer.counts.num_engine_values_left_out = count
+
     tailer = Tailer(
         WriterLink(parts.writer, producer=producer, prefixes=("tail/", ENGINES_MARK)),
         run=run,
@@ -72,6 +76,7 @@ async def following_files(parts: "Parts") -> AsyncGenerator[Following]:
         pace=pace,
         is_own=lambda path: is_own_file(path, run_dir),
         on_death=lambda reason: parts.context.stop.request(reason, code=ExitCode.CRASHED),
+        on_left_out=left_out,
     )
     reading = Scraper(config.metrics.scrape, interval_s=config.metrics.scrape_interval_s, take=tailer.add_sample)
     tailer.start()

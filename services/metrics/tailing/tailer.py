@@ -73,10 +73,12 @@ class Tailer(threading.Thread):
         pace: Pace | None = None,
         is_own: Callable[[str], bool] = lambda path: False,
         on_death: Callable[[str], None] = lambda reason: None,
+        on_left_out: Callable[[int], None] = lambda count: None,
     ) -> None:
+        """on_left_out: told in this thread how many numbers of engines were left out, since the start."""
         super().__init__(name="metrics-tailer", daemon=True)
         self._link, self._run, self._patterns, self._is_own = link, run, patterns, is_own
-        self._on_death, self._pace = on_death, pace or Pace("")
+        self._on_death, self._pace, self._on_left_out = on_death, pace or Pace(""), on_left_out
         self.rows = EngineRows(run=run, interval_s=interval_s)
         self._rows_changed = False
         self._samples: queue.Queue[Sample] = queue.Queue(MAX_SAMPLES)
@@ -86,15 +88,15 @@ class Tailer(threading.Thread):
         self._waiting: tuple[Batch, Future[object]] | None = None
         self._next_discover_s = 0.0
         self._failing = False
-        self.num_left_out = 0
-        """Readings of endpoints beyond the bound."""
+        self._num_unread = 0
+        """Values of readings beyond the bound."""
 
     def add_sample(self, sample: Sample) -> None:
-        """From any thread."""
+        """From any one thread."""
         try:
             self._samples.put_nowait(sample)
         except queue.Full:
-            self.num_left_out += 1
+            self._num_unread += len(sample.values)
 
     def status(self) -> list[TailedFile]:
         """From any thread."""
@@ -154,6 +156,7 @@ class Tailer(threading.Thread):
             sample = self._samples.get_nowait()
             self.rows.add(sample.instance, sample.at_s, sample.values, now_s=now_s)
             self._rows_changed = True
+        self._on_left_out(self.rows.num_left_out + self._num_unread)
         due = self.rows.due(now_s, everything=everything)
         batch.add(due)
         if due or self._rows_changed:

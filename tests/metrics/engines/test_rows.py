@@ -6,7 +6,7 @@ import orjson
 from structlog.testing import capture_logs
 
 from furlong.records import Last, Mean, Sum
-from services.metrics.engines.rows import MAX_INTERVALS, MAX_SERIES, EngineRows
+from services.metrics.engines.rows import MAX_INSTANCES, MAX_INTERVALS, MAX_SERIES, MAX_VALUES, EngineRows
 
 NOW_S = 1_000_000.0
 
@@ -66,6 +66,38 @@ def test_series_are_bounded_counted_and_said_once() -> None:
     (record,) = records(made.due(NOW_S + 11.0))
     assert (len(record[1]), made.num_left_out) == (MAX_SERIES, 5)
     assert [entry["event"] for entry in logs] == ["engine_series_limit"]
+
+
+def test_fleet_of_engines_is_kept_whole() -> None:
+    made, page = rows(), {f"k{number}": Mean(1.0, 1) for number in range(150)}
+    for engine in range(40):
+        made.add(f"10.0.0.{engine}:30000", NOW_S, page, now_s=NOW_S)
+    (record,) = records(made.due(NOW_S + 11.0))
+    assert (len(record[1]), made.num_left_out) == (40 * 150, 0)
+
+
+def test_engines_that_come_and_go_use_nothing_up() -> None:
+    made = rows()
+    for start in range(3 * MAX_INSTANCES):
+        now_s = NOW_S + start * 10
+        made.add(f"SGLangEngine-{start}", now_s, {"a": Mean(1.0, 1), "b": Mean(1.0, 1)}, now_s=now_s)
+        assert len(made.due(now_s + 11.0)) == 1
+    assert (made.num_left_out, len(made._series)) == (0, MAX_INSTANCES)
+
+
+def test_record_is_bounded() -> None:
+    made, page = rows(), {f"k{number}": Mean(1.0, 1) for number in range(MAX_SERIES)}
+    for engine in range(MAX_VALUES // MAX_SERIES + 2):
+        made.add(f"engine-{engine}", NOW_S, page, now_s=NOW_S)
+    (record,) = records(made.due(NOW_S + 11.0))
+    assert (len(record[1]), made.num_left_out) == (MAX_VALUES, 2 * MAX_SERIES)
+
+
+def test_interval_of_which_all_was_left_out_is_over_too() -> None:
+    made = rows()
+    made.add("e", NOW_S, {f"k{number}": Mean(1.0, 1) for number in range(MAX_SERIES)}, now_s=NOW_S)
+    made.add("e", NOW_S + 10.0, {"one_more": Mean(1.0, 1)}, now_s=NOW_S + 10.0)
+    assert (len(made.due(NOW_S + 31.0)), made.is_empty) == (1, True)
 
 
 def test_intervals_that_are_open_are_bounded() -> None:

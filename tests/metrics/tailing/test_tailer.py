@@ -3,8 +3,11 @@
 import datetime
 from pathlib import Path
 
-from furlong.records import Mean
-from services.metrics.engines.rows import EngineRows
+import pytest
+
+from furlong.records import Mean, Value
+from services.metrics.engines.rows import MAX_SERIES, EngineRows
+from services.metrics.tailing import tailer as tailer_module
 from services.metrics.tailing.tailer import ENGINES_MARK, Sample, Tailer
 from tests.metrics.running import until
 from tests.metrics.tailing.fake_store import FakeStore
@@ -107,6 +110,18 @@ def test_readings_of_endpoints_and_lines_make_one_row(tmp_path: Path) -> None:
     assert made.close(20)
     (row,) = rows(store)
     assert {"engine/engine-0/gen_throughput", "engine/router/num_workers"} <= set(row)
+
+
+def test_numbers_that_are_left_out_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tailer_module, "MAX_SAMPLES", 1)
+    told: list[int] = []
+    made = Tailer(FakeStore(), run="r", patterns=[], interval_s=10.0, on_left_out=told.append)
+    many: dict[str, Value] = {f"k{number}": Mean(1.0, 1) for number in range(MAX_SERIES + 5)}
+    made.add_sample(Sample("engine-0", 0.0, many))
+    made.add_sample(Sample("engine-1", 0.0, {"a": Mean(1.0, 1)}))  # no room to wait
+    made.start()
+    assert made.close(20)
+    assert told[-1] == 6
 
 
 def test_engines_that_ray_prints_into_one_file_are_told_apart(tmp_path: Path) -> None:
