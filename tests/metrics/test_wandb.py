@@ -1,11 +1,14 @@
 """The wandb sink: with wandb itself, offline, and with a stand-in that raises and hangs."""
 
+import json
 import math
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from services.metrics.sinks.flags import wandb_mode as choose_mode
@@ -83,7 +86,7 @@ def test_secret_is_nowhere(make: Make) -> None:
 
 
 STAND_IN = """
-import json, os, time
+import json, os, subprocess, time
 from pathlib import Path
 state = Path(os.environ["STAND_IN"])
 def said(word): return (state / word).exists()
@@ -106,7 +109,10 @@ class Run:
     def finish(self): (state / "finished").touch()
 def init(**kw):
     with (state / "inits").open("a") as f: f.write(json.dumps(kw["id"]) + "\\\\n")
-    if once("init_raises"): raise RuntimeError("no route to the tracker")
+    if once("init_raises") or once("init_raises_again"): raise RuntimeError("no route to the tracker")
+    if once("init_starts_another"):
+        helper = subprocess.Popen(["sleep", "600"])
+        with (state / "pids").open("a") as f: f.write(f"{os.getpid()} {helper.pid}\\n")
     while said("init_hangs"): time.sleep(0.05)
     return Run()
 """
@@ -127,30 +133,60 @@ def start_with(make: Make, stand_in: Path, *words: str, **options: object) -> Me
     return make(use_wandb=True, environment=environment, **options).start()
 
 
-def points(stand_in: Path) -> list[str]:
-    path = stand_in / "points"
+def lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_log_that_raises_costs_no_row_and_no_other_sink(make: Make, stand_in: Path) -> None:
+def steps(stand_in: Path) -> list[int]:
+    """Of the points, in the order in which they came."""
+    return [json.loads(line)["train/step"] for line in lines(stand_in / "points")]
+
+
+def num_warnings(service: MetricsProcess) -> int:
+    return service.run_dir.log("metrics").read_text().count('"sink_failing"')
+
+
+def test_log_that_raises_costs_no_row_no_other_sink_and_no_warning(make: Make, stand_in: Path) -> None:
+    """Tried again in its place, and over before anybody has to know."""
     service = start_with(make, stand_in, "log_raises", "log_pipe")
     for n in range(1, 6):
         send(service, batch([part(n, {"train/loss": ["last", n]})], first=n))
     assert [row["step"] for row in service.wait_rows(5)] == [1, 2, 3, 4, 5]
-    until(lambda: len(points(stand_in)) == 5, "five points in wandb")
     service.flush()
+    assert steps(stand_in) == [1, 2, 3, 4, 5]
+    assert not (stand_in / "log_raises").exists() and not (stand_in / "log_pipe").exists()
+    assert num_warnings(service) == 0
 
 
 @pytest.mark.parametrize("word", ["init_hangs", "log_hangs"])
-def test_wandb_that_hangs_disturbs_nothing_and_the_service_stops_in_time(make: Make, stand_in: Path, word: str) -> None:
+def test_wandb_that_hangs_disturbs_nothing_and_misses_nothing(make: Make, stand_in: Path, word: str) -> None:
     service = start_with(make, stand_in, word)
     send(service, batch([part(n, {"train/loss": ["last", n]}) for n in range(1, 6)]))
     assert len(service.wait_rows(5)) == 5
     states = {sink.name: sink.state for sink in service.status().sinks}
     assert states["jsonl"] == "healthy"
-    assert points(stand_in) == []
+    assert steps(stand_in) == []
     (stand_in / word).unlink()
-    until(lambda: len(points(stand_in)) == 5, "five points in wandb")
+    service.flush()
+    assert steps(stand_in) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.slow
+def test_init_that_hangs_past_its_limit_is_killed_with_all_it_started_and_tried_again(
+    make: Make, stand_in: Path
+) -> None:
+    service = start_with(make, stand_in, "init_hangs", "init_starts_another", wandb_init_timeout_s=1.0)
+    send(service, batch([part(n, {"train/loss": ["last", n]}) for n in range(1, 6)]))
+    until(lambda: lines(stand_in / "pids"), "the first try")
+    first = [int(word) for word in lines(stand_in / "pids")[0].split()]
+    state = lambda: {sink.name: sink for sink in service.status().sinks}["wandb"]  # noqa: E731
+    until(lambda: state().state == "failing", "the end of its time", limit_s=60)
+    assert "start took longer than" in state().last_error and len(service.rows()) == 5
+    until(lambda: not any(psutil.pid_exists(pid) for pid in first), "the end of the first try and of its helper")
+    (stand_in / "init_hangs").unlink()
+    until(lambda: steps(stand_in) == [1, 2, 3, 4, 5], "the second try", limit_s=60)
+    inits = lines(stand_in / "inits")
+    assert len(inits) >= 2 and len(set(inits)) == 1 and num_warnings(service) == 1
 
 
 def test_run_is_finished_by_us_and_not_by_the_end_of_its_process(make: Make, stand_in: Path) -> None:
@@ -159,25 +195,32 @@ def test_run_is_finished_by_us_and_not_by_the_end_of_its_process(make: Make, sta
     send(service, batch([part(1, {"train/loss": ["last", 1]})]))
     service.flush()
     assert service.stop() == 3
-    assert len(points(stand_in)) == 1 and (stand_in / "finished").exists()
+    assert steps(stand_in) == [1] and (stand_in / "finished").exists()
 
 
 def test_init_that_raises_is_tried_again_under_the_same_id(make: Make, stand_in: Path) -> None:
-    service = start_with(make, stand_in, "init_raises")
+    service = start_with(make, stand_in, "init_raises", "init_raises_again")
     send(service, batch([part(1, {"train/loss": ["last", 1]})]))
-    until(lambda: len(points(stand_in)) == 1, "a point in wandb")
-    ids = (stand_in / "inits").read_text().splitlines()
-    assert len(ids) == 2 and len(set(ids)) == 1
-    log = service.run_dir.log("metrics").read_text()
-    assert log.count('"sink_failing"') == 1
+    until(lambda: steps(stand_in) == [1], "a point in wandb")
+    ids = lines(stand_in / "inits")
+    assert len(ids) == 3 and len(set(ids)) == 1
+    assert num_warnings(service) == 1  # of one cause
 
 
 @pytest.mark.slow
-def test_service_whose_wandb_hangs_ends_within_its_budget(make: Make, stand_in: Path) -> None:
-    service = start_with(make, stand_in, "init_hangs")
-    send(service, batch([part(1, {"train/loss": ["last", 1]})]))
+@pytest.mark.parametrize("word", ["init_hangs", "log_hangs"])
+def test_service_whose_wandb_hangs_ends_within_its_budget(make: Make, stand_in: Path, word: str) -> None:
+    service = start_with(make, stand_in, word)
+    send(service, batch([part(n, {"train/loss": ["last", n]}) for n in range(1, 4)]))
+    service.wait_rows(3)
+    until(lambda: lines(stand_in / "inits"), "wandb at work")
+    begun = time.monotonic()
     assert service.stop() == 3
-    assert len(service.rows()) == 1
+    assert time.monotonic() - begun < service.config.run.drain_budget_s + 3
+    assert len(service.rows()) == 3 and steps(stand_in) == []
+    (stand_in / word).unlink()
+    service.start()
+    until(lambda: steps(stand_in) == [1, 2, 3], "what was left")
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,25 @@ def test_wandb_that_hangs_at_init_holds_up_nothing(make: Make, api: WandbApi) ->
     wait_steps(api, [1, 2, 3], limit_s=60)
 
 
+@pytest.mark.slow
+def test_wandb_that_hangs_at_init_past_its_limit_is_ended_and_tried_again(make: Make, api: WandbApi) -> None:
+    api.hangs = lambda what: what == "graphql UpsertBucket"
+    service = online(make, api).start()
+    send_steps(service, 1, 3)
+    assert service.process is not None
+    own = psutil.Process(service.process.pid)
+    until(lambda: len(own.children(recursive=True)) >= 2, "the sink's process and wandb's own")
+    first = own.children(recursive=True)
+    until(lambda: state_of(service) == ("failing", 3), "wandb failing", limit_s=40)
+    until(lambda: not any(process.is_running() for process in first), "the end of the first try")
+    api.down()
+    api.hangs = lambda what: False
+    api.up()
+    wait_steps(api, [1, 2, 3], limit_s=60)
+    until(lambda: state_of(service) == ("healthy", 0), "wandb healthy")
+    assert len(api.runs) == 1
+
+
 def test_wandb_that_dies_in_mid_run_misses_nothing(make: Make, api: WandbApi) -> None:
     service = online(make, api).start()
     send_steps(service, 1, 3)
