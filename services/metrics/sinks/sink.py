@@ -60,7 +60,7 @@ class Sink(abc.ABC, Generic[Item]):
     """Under which its cursor is kept. Empty: its name."""
     idle_after_s: float | None = None
     """Start only when there is something to take, finish after so many seconds without. None: always started."""
-    gather_s: float = 1.0
+    gather_s: float = 5.0
     """How long rows gather after a write before the next one; the first after a pause waits for nothing."""
     tick_s: float | None = None
     """How often `tick` is called, between two writes. None: never."""

@@ -53,6 +53,7 @@ def make(options: Mapping[str, object], context: SinkContext) -> Sink[Row]:
 class StatsdSink(Sink[Row]):
     """Owns a socket and what the daemon should know."""
 
+    gather_s = 1.0
     tick_s = 5.0
     start_timeout_s = 30.0
 

@@ -62,7 +62,7 @@ class WandbSink(ProcessSink):
         online = settings["mode"] == "online"
         self.cursor_name = f"{context.name}@{settings['mode']}"
         self.counts_safe = online
-        self.tick_s = float(str(settings["look_s"])) if online else 2.0
+        self.tick_s = float(str(settings["look_s"])) if online else 5.0
         if context.run_config is None:
             self.idle_after_s = IDLE_AFTER_S
 

@@ -60,6 +60,7 @@ class _Tried:
 class WebhookSink(Sink[Row]):
     """Posts rows in order, one POST at a time."""
 
+    gather_s = 1.0
     start_timeout_s = 30.0
     write_timeout_s = WRITE_TIMEOUT_S
     finish_timeout_s = 10.0
