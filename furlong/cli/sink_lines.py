@@ -19,6 +19,8 @@ def sink_line(sink: Mapping[str, Any]) -> str:
         said += (f" because {why}" if why else "") + (f": {place} behind" if rows else "")
     if refused := int(sink["num_rows_refused"]):
         said += f"; {refused} row{'' if refused == 1 else 's'} refused and left out"
+    if left_out := int(sink["num_values_left_out"]):
+        said += f"; {left_out} value{'' if left_out == 1 else 's'} left out"
     return said
 
 

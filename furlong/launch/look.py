@@ -188,6 +188,7 @@ def _ask_metrics(address: str) -> dict[str, object]:
             "seconds_behind": round(sink.seconds_behind, 1),
             "last_error": sink.last_error,
             "num_rows_refused": sink.num_rows_refused,
+            "num_values_left_out": sink.num_values_left_out,
         }
         for sink in answer.sinks
     ]

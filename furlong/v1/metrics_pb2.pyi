@@ -117,20 +117,22 @@ class ScrapedEndpoint(_message.Message):
     def __init__(self, instance: _Optional[str] = ..., url: _Optional[str] = ..., num_readings: _Optional[int] = ..., num_failures: _Optional[int] = ..., last_error: _Optional[str] = ...) -> None: ...
 
 class SinkStatus(_message.Message):
-    __slots__ = ("name", "state", "num_rows_behind", "last_error", "seconds_behind", "num_rows_refused")
+    __slots__ = ("name", "state", "num_rows_behind", "last_error", "seconds_behind", "num_rows_refused", "num_values_left_out")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_BEHIND_FIELD_NUMBER: _ClassVar[int]
     LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
     SECONDS_BEHIND_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    NUM_VALUES_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: str
     num_rows_behind: int
     last_error: str
     seconds_behind: float
     num_rows_refused: int
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., num_rows_behind: _Optional[int] = ..., last_error: _Optional[str] = ..., seconds_behind: _Optional[float] = ..., num_rows_refused: _Optional[int] = ...) -> None: ...
+    num_values_left_out: int
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., num_rows_behind: _Optional[int] = ..., last_error: _Optional[str] = ..., seconds_behind: _Optional[float] = ..., num_rows_refused: _Optional[int] = ..., num_values_left_out: _Optional[int] = ...) -> None: ...
 
 class WatchAlertsRequest(_message.Message):
     __slots__ = ("run", "after_id", "attempt", "halt_on")

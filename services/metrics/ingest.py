@@ -119,6 +119,7 @@ class MetricsServicer(metrics_pb2_grpc.MetricsServicer):
                     last_error=sink.last_error,
                     seconds_behind=sink.seconds_behind,
                     num_rows_refused=sink.num_rows_refused,
+                    num_values_left_out=sink.num_values_left_out,
                 )
                 for sink in await self._sinks.states()
             ],

@@ -12,7 +12,7 @@ from furlong.cli.sink_lines import sink_line
 from tests.metrics.running import MetricsProcess, batch, part, send, until
 
 STATE = {"name": "wandb", "state": "healthy", "num_rows_behind": 0, "seconds_behind": 0.0, "last_error": ""}
-STATE["num_rows_refused"] = 0
+STATE["num_rows_refused"] = STATE["num_values_left_out"] = 0
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,7 @@ def furlong(service: MetricsProcess, capsys: pytest.CaptureFixture[str]) -> Call
         ),
         ({"state": "failing", "last_error": "x" * 999}, f"sink wandb: failing because {'x' * 200}..."),
         ({"num_rows_refused": 2}, "sink wandb: healthy; 2 rows refused and left out"),
+        ({"num_values_left_out": 1}, "sink wandb: healthy; 1 value left out"),
         ({"state": "closed"}, "sink wandb: closed"),
     ],
 )

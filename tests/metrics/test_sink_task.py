@@ -60,6 +60,8 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 class Taking(Sink[Row]):
     """Keeps what it is given; does first what `act` says."""
 
+    gather_s = 0.0
+
     def __init__(self, name: str = "s", act: Callable[["Taking", Sequence[Row]], object] = lambda sink, rows: None):
         self.name, self.act = name, act
         self.rows: list[int] = []

@@ -106,6 +106,8 @@ def of_sinks(states: list[SinkState]) -> Iterator[Health]:
     yield Health("sink_seconds_behind", "Age of the oldest of them.", [(n, s.seconds_behind) for n, s in named])
     refused = [(n, float(s.num_rows_refused)) for n, s in named]
     yield Health("sink_rows_refused", "Rows that a sink's other side never takes.", refused, counts=True)
+    left_out = [(n, float(s.num_values_left_out)) for n, s in named]
+    yield Health("sink_values_left_out", "Values that a sink's other side has no place for.", left_out, counts=True)
     one_of = [
         ((*n, ("state", state)), float(s.state == state)) for n, s in named for state in (*_STATES, *_odd(s.state))
     ]

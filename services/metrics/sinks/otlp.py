@@ -44,7 +44,7 @@ class OtlpMetricsSink(Sink[Row]):
     write_timeout_s = WRITE_TIMEOUT_S
 
     def __init__(self, to: Poster) -> None:
-        self._collector = Collector(to, encode=metrics_request, logs=False)
+        self._collector = Collector(to, encode=metrics_request, logs=False, on_rejected=self._leave_out)
         self._sender: Sender[Drawn] = Sender(
             self._collector.post, id_of=lambda row: row.row_id, cursor_at=lambda row: Cursor(row.row_id)
         )
@@ -67,14 +67,24 @@ class OtlpMetricsSink(Sink[Row]):
         """Close the connection."""
         await self._collector.close()
 
+    def _leave_out(self, count: int) -> None:
+        self.num_left_out += count
+
 
 class Collector(Generic[Item]):
     """Takes points or log records by POST."""
 
-    def __init__(self, poster: Poster, *, encode: Callable[[Sequence[Item]], bytes], logs: bool) -> None:
+    def __init__(
+        self,
+        poster: Poster,
+        *,
+        encode: Callable[[Sequence[Item]], bytes],
+        logs: bool,
+        on_rejected: Callable[[int], None],
+    ) -> None:
+        """on_rejected: told how many points or records were rejected within a success."""
         self._poster, self._encode, self._logs = poster, encode, logs
-        self.num_rejected = 0
-        """Points or records that were rejected within a success."""
+        self._on_rejected = on_rejected
 
     async def post(self, items: Sequence[Item]) -> None:
         """One request. Raises as Poster does."""
@@ -93,13 +103,12 @@ class Collector(Generic[Item]):
 
     def _note_rejected(self, answer: bytes, num_items: int) -> None:
         count, reason = rejected(answer, logs=self._logs)
-        self.num_rejected += count
+        self._on_rejected(count)
         if count or reason:
             log.warning(
                 "otlp_partly_rejected",
                 count=count,
                 of_items=num_items,
-                total=self.num_rejected,
                 reason=reason[:300],
                 logs=self._logs,
             )

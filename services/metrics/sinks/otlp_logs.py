@@ -41,7 +41,10 @@ class OtlpLogsSink(Sink[StoredBatch]):
 
     def __init__(self, to: Poster) -> None:
         self._collector: Collector[_Numbered] = Collector(
-            to, encode=lambda items: logs_request([item.said for item in items]), logs=True
+            to,
+            encode=lambda items: logs_request([item.said for item in items]),
+            logs=True,
+            on_rejected=self._leave_out,
         )
         self._sender: Sender[_Numbered] = Sender(
             self._collector.post, id_of=lambda item: item.batch_id, cursor_at=lambda item: item.cursor
@@ -68,6 +71,9 @@ class OtlpLogsSink(Sink[StoredBatch]):
     async def abort(self) -> None:
         """Close the connection."""
         await self._collector.close()
+
+    def _leave_out(self, count: int) -> None:
+        self.num_left_out += count
 
 
 def _pieces(batches: Sequence[StoredBatch], taken: Cursor) -> list[list[_Numbered]]:

@@ -56,6 +56,8 @@ class Sink(abc.ABC, Generic[Item]):
     """Whether a row counts as taken only when it is safe, not when it was handed over."""
     trouble: str = ""
     """Why what was taken does not get on, when the sink knows and goes on trying by itself. Empty: it does."""
+    num_left_out: int = 0
+    """Values or log records of what was taken that the other side has no place for."""
     cursor_name: str = ""
     """Under which its cursor is kept. Empty: its name."""
     idle_after_s: float | None = None

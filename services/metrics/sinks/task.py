@@ -44,6 +44,8 @@ class SinkState:
     last_error: str
     """Why it fails. Empty: it does not."""
     num_rows_refused: int
+    num_values_left_out: int
+    """Values or log records of rows that it took, which its other side has no place for."""
 
 
 class SinkTask(Generic[Item]):
@@ -132,6 +134,7 @@ class SinkTask(Generic[Item]):
             seconds_behind=seconds,
             last_error=why,
             num_rows_refused=self.num_refused,
+            num_values_left_out=self.sink.num_left_out,
         )
 
     async def wait_handed(self, row_id: int) -> None:

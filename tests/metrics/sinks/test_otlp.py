@@ -33,6 +33,10 @@ def rows(first: int, last: int) -> list[bytes]:
     return [part(n, {"train/loss": ["last", n]}) for n in range(first, last + 1)]
 
 
+def left_out_by(service: MetricsProcess, name: str) -> int:
+    return next(sink.num_values_left_out for sink in service.status().sinks if sink.name == name)
+
+
 def refused_by(service: MetricsProcess, name: str) -> int:
     return next(sink.num_rows_refused for sink in service.status().sinks if sink.name == name)
 
@@ -87,6 +91,7 @@ def test_partial_success_is_counted_and_not_sent_again(make: Make) -> None:
         service = make(otlp_endpoint=receiver.url).start()
         send(service, batch(rows(1, 3)))
         until(lambda: len(losses_at(receiver)) >= 3, "the points")
+        until(lambda: left_out_by(service, "otlp") % 2 == 0 != left_out_by(service, "otlp"), "what was rejected")
         service.stop()
         assert losses_at(receiver) == [1, 2, 3]
         log = service.run_dir.log("metrics").read_text()
