@@ -87,7 +87,7 @@ class Checkpoints:
     def newest_rollout_id(self) -> int | None:
         """The rollout of the newest complete checkpoint by its name; its files are not looked at."""
         folders = self._complete()
-        return int(folders[-1].name.removeprefix("rollout_")) if folders else None
+        return _rollout_id(folders[-1]) if folders else None
 
     def owes_evaluation(self) -> bool:
         """Whether the newest complete checkpoint says so; its other files are not looked at."""
@@ -139,18 +139,20 @@ class Checkpoints:
         return Checkpoint(final, meta)
 
     def _complete(self) -> list[Path]:
-        return sorted(
-            path
-            for path in self._root.glob("rollout_*")
-            if path.name.removeprefix("rollout_").isdigit() and (path / META).is_file()
-        )
+        """Oldest first. By number: as text rollout_1000000 stands before rollout_999999."""
+        found = [path for path in self._root.glob("rollout_*") if path.name.removeprefix("rollout_").isdecimal()]
+        return sorted((path for path in found if (path / META).is_file()), key=_rollout_id)
 
     def _prune(self, newest: Path) -> None:
-        older = [path for path in self._complete() if path.name < newest.name]
+        older = [path for path in self._complete() if _rollout_id(path) < _rollout_id(newest)]
         for path in older[: max(0, len(older) + 1 - self._keep)]:
             _set_aside(path)
         for path in self._root.glob(f"*{ASIDE}"):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _rollout_id(folder: Path) -> int:
+    return int(folder.name.removeprefix("rollout_"))
 
 
 def verified(folder: Path) -> Meta:

@@ -45,6 +45,17 @@ def test_older_ones_are_removed_beyond_the_number_to_keep(tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rollout_000002", "rollout_000003"]
 
 
+def test_checkpoints_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for rollout_id in (999_998, 999_999, 1_000_000):
+        checkpoints = saved(tmp_path, rollout_id, keep=2)
+    assert {path.name for path in tmp_path.iterdir()} == {"rollout_999999", "rollout_1000000"}
+    newest = checkpoints.newest()
+    assert newest is not None and newest.meta.rollout_id == checkpoints.newest_rollout_id() == 1_000_000
+    assert not checkpoints.owes_evaluation()
+    saved(tmp_path, 1_000_001, keep=2)
+    assert {path.name for path in tmp_path.iterdir()} == {"rollout_1000000", "rollout_1000001"}
+
+
 @pytest.mark.parametrize("name", ["hf/model.bin", "rollout_state.bin", "meta.json"])
 @pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"junk"), lambda path: path.write_bytes(b"")])
 def test_damaged_newest_falls_back_to_the_one_before(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
@@ -112,7 +123,7 @@ def test_kill_while_saving_leaves_the_old_one(tmp_path: Path, name: str, count: 
     assert [path.name for path in tmp_path.iterdir()] == ["rollout_000001"]
 
 
-@pytest.mark.parametrize("name", ["rollout_latest", "rollout_", "release", "rollout_000009"])
+@pytest.mark.parametrize("name", ["rollout_latest", "rollout_", "rollout_²", "release", "rollout_000009"])
 def test_strange_folders_are_no_checkpoints(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     assert Checkpoints(tmp_path, keep=2).newest() is None
