@@ -1,19 +1,23 @@
 """Which rollout comes next, from which prompts: the idempotent answer to NextBatch, and the state behind a checkpoint.
 
 A batch is durable before it is answered, so the same id gives the same samples until a checkpoint is committed, also
-when this service was killed in between. A failed rollout moves nothing: asked again, it draws the same prompts.
+when this service was killed in between. A failed rollout moves nothing: asked again, it draws the same prompts. Each
+batch is reported once an attempt: its report is noted before the batch is kept, and sent after.
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 
 import grpc
 import orjson
 import structlog
 
 from furlong.v1 import rollout_pb2, sample_pb2
+from services.rollout.batch_reports import BatchReports
 from services.rollout.batch_store import BatchStore, Details, Journal, KeptBatch
 from services.rollout.feed import Draw, FeedPosition, PromptFeed
 from services.rollout.refusal import Refused
@@ -21,6 +25,10 @@ from services.rollout.refusal import Refused
 log = structlog.get_logger()
 
 STATE_FORMAT = 1
+RESTORE_LIMIT_S = 10.0
+"""How long a restore waits for what is being made or written."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,13 +49,23 @@ MakeBatch = Callable[[int, int, list[Draw]], Awaitable[NewBatch]]
 class Batches:
     """The rollouts of a run, in order."""
 
-    def __init__(self, store: BatchStore, feed: PromptFeed, *, batch_size: int, settings: str, make: MakeBatch) -> None:
+    def __init__(
+        self,
+        store: BatchStore,
+        feed: PromptFeed,
+        *,
+        batch_size: int,
+        settings: str,
+        make: MakeBatch,
+        reports: BatchReports,
+    ) -> None:
         self._store = store
         self._feed = feed
         self._batch_size = batch_size
         self._settings = settings
         self._make = make
-        self._running: dict[int, asyncio.Task[KeptBatch]] = {}
+        self._reports = reports
+        self._running: dict[int, asyncio.Task[tuple[KeptBatch, bool]]] = {}
         self._base = 0  # first rollout after the last durable checkpoint
         self._next = 0  # next one to be made
         self._position: FeedPosition | None = None  # before the draw of _next; None: never restored
@@ -71,6 +89,11 @@ class Batches:
         return self._position.num_groups if self._position else 0
 
     @property
+    def is_restored(self) -> bool:
+        """Whether it is known where the run is."""
+        return self._position is not None
+
+    @property
     def is_making(self) -> bool:
         """Whether a rollout is under way."""
         return bool(self._running)
@@ -89,19 +112,20 @@ class Batches:
         task = self._running.get(rollout_id)
         if task is None:
             kept = self._kept(rollout_id, weights_digest)
-            if kept is not None:
+            if kept is not None and kept.attempt == self.attempt:
                 return kept, True
-            if rollout_id != self._next:
+            if kept is None and rollout_id != self._next:
                 raise Refused(
                     grpc.StatusCode.OUT_OF_RANGE,
                     f"rollout_id must be the current one ({self._next}) or a kept one ({self._store.ids() or 'none'}), "
                     f"got {rollout_id}",
                 )
-            task = asyncio.create_task(self._make_and_keep(rollout_id, policy_version), name=f"rollout-{rollout_id}")
+            work = self._make_and_keep(rollout_id, policy_version) if kept is None else self._keep_again(kept)
+            task = asyncio.create_task(work, name=f"rollout-{rollout_id}")
             self._running[rollout_id] = task
             task.add_done_callback(lambda done: self._ended(rollout_id, done))
         try:
-            return await asyncio.shield(task), False
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
                 raise Refused(grpc.StatusCode.ABORTED, "the rollout was given up: the state was restored") from None
@@ -121,7 +145,12 @@ class Batches:
         for task in list(self._running.values()):
             task.cancel()
         if self._running:
-            await asyncio.wait(self._running.values(), timeout=5.0)
+            _, late = await asyncio.wait(self._running.values(), timeout=RESTORE_LIMIT_S)
+            if late:
+                names = ", ".join(task.get_name() for task in late)
+                raise Refused(
+                    grpc.StatusCode.UNAVAILABLE, f"{names} did not end within {RESTORE_LIMIT_S:g} s; ask again"
+                )
         self.attempt = attempt
         self._base = self._next = next_rollout_id
         self._position = position
@@ -149,12 +178,12 @@ class Batches:
         self._write_journal(position)
         self._store.forget(up_to=rollout_id)
 
-    def note_attempt(self, batch: KeptBatch) -> bool:
-        """Whether a repeated batch's values are not in this attempt's metrics yet; they are from now on."""
-        if batch.attempt == self.attempt:
+    def will_report(self, rollout_id: int, attempt: int) -> bool:
+        """Whether a report that was noted is sent in any case, once the rollout is made or given again."""
+        if attempt != self.attempt or rollout_id < self._base:
             return False
-        self._store.write(replace(batch, attempt=self.attempt))
-        return True
+        kept = self._store.read(rollout_id) if rollout_id < self._next else None
+        return kept is None or kept.attempt != attempt
 
     async def close(self) -> None:
         """Give up what is being made."""
@@ -165,7 +194,7 @@ class Batches:
 
     # -- making ------------------------------------------------------------------------------------------------------
 
-    async def _make_and_keep(self, rollout_id: int, policy_version: int) -> KeptBatch:
+    async def _make_and_keep(self, rollout_id: int, policy_version: int) -> tuple[KeptBatch, bool]:
         before = self._position
         assert before is not None
         draws, after = self._feed.draw(before, self._batch_size)
@@ -183,7 +212,7 @@ class Batches:
             values=made.values,
             details=made.details,
         )
-        await asyncio.to_thread(self._store.write, batch)
+        await _to_the_end(self._keep(batch))
         self._next, self._position = rollout_id + 1, after
         log.info(
             "rollout_made",
@@ -192,9 +221,25 @@ class Batches:
             num_samples=made.summary.num_samples,
             seconds=time.monotonic() - started,
         )
-        return batch
+        return batch, False
 
-    def _ended(self, rollout_id: int, task: "asyncio.Task[KeptBatch]") -> None:
+    async def _keep_again(self, batch: KeptBatch) -> tuple[KeptBatch, bool]:
+        """Report a batch of an earlier attempt in this one too."""
+        batch = replace(batch, attempt=self.attempt)
+        await _to_the_end(self._keep(batch))
+        return batch, True
+
+    async def _keep(self, batch: KeptBatch) -> None:
+        """In this order: a kill in between leaves no batch without a report, and no report without its batch."""
+
+        def write() -> None:
+            self._reports.note(batch)
+            self._store.write(batch)
+
+        await asyncio.to_thread(write)
+        self._reports.send(batch)
+
+    def _ended(self, rollout_id: int, task: "asyncio.Task[tuple[KeptBatch, bool]]") -> None:
         self._running.pop(rollout_id, None)
         if not task.cancelled() and (error := task.exception()) is not None:  # also when nobody waits any more
             log.error("rollout_failed", rollout_id=rollout_id, error=str(error))
@@ -279,3 +324,12 @@ class Batches:
 
     def _write_journal(self, position: FeedPosition) -> None:
         self._store.write_journal(Journal(self.attempt, self._base, position, self._settings))
+
+
+async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:  # Any: what a coroutine is sent
+    """Its result, also when the task that waits is cancelled: what is half written is finished first."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(task)
+    return task.result()

@@ -53,7 +53,7 @@ class Evaluations:
             except Refused as error:
                 is_users = isinstance(error.__cause__, RewardMisconfigured)
                 reason = "reward_misconfigured" if is_users else "engine_lost"
-                self.reporter.report_skipped_evaluation(rollout_id, reason)
+                self.reporter.report_skipped_evaluation(rollout_id, reason, is_final=is_users)
                 raise
             finally:
                 self.is_running = False

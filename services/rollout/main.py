@@ -19,6 +19,7 @@ from furlong.folderlock import FolderLock
 from furlong.launch.routerfiles import router_tls
 from furlong.service import ServiceContext, run_async
 from furlong.v1 import rollout_pb2_grpc
+from services.rollout.batch_reports import BatchReports
 from services.rollout.batch_store import BatchStore
 from services.rollout.batches import Batches
 from services.rollout.engine_news import EngineNews
@@ -121,11 +122,13 @@ def _assemble(
         batch_size=config.run.rollout_batch_size,
         settings=settings_fingerprint(config),
         make=rollouts.make,
+        reports=BatchReports(reporter, feed),
     )
     weights.restart_versions(batches.first_rollout_id)
-    reporter.send_left_over()
+    if batches.is_restored:  # else it is not known what will be made anew until the trainer has restored it
+        reporter.send_left_over(batches.will_report)
     context.telemetry.attempt = batches.attempt
-    return Parts(batches, Evaluations(config, sets, maker, fleet, reporter, clock), weights, reporter, feed)
+    return Parts(batches, Evaluations(config, sets, maker, fleet, reporter, clock), weights, reporter)
 
 
 async def _start_engines(context: ServiceContext, fleet: Fleet) -> None:

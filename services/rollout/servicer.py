@@ -12,17 +12,14 @@ import grpc
 import grpc.aio
 import structlog
 
-from furlong.records import decode_value
 from furlong.telemetry import Telemetry
 from furlong.v1 import rollout_pb2, rollout_pb2_grpc
 from services.rollout.batch_store import KeptBatch
 from services.rollout.batches import Batches
 from services.rollout.evaluation import Evaluations
-from services.rollout.feed import PromptFeed
 from services.rollout.fleet import Fleet, protos
 from services.rollout.refusal import Refused
 from services.rollout.reporting import Reporter
-from services.rollout.sample_view import Sample, view_sample
 from services.rollout.weight_update import WeightUpdates
 
 log = structlog.get_logger()
@@ -43,7 +40,6 @@ class Parts:
     evaluations: Evaluations
     weights: WeightUpdates
     reporter: Reporter
-    feed: PromptFeed
 
 
 class RolloutServicer(rollout_pb2_grpc.RolloutServicer):
@@ -69,17 +65,9 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServicer):
     async def _next_batch(self, request: rollout_pb2.NextBatchRequest) -> tuple[KeptBatch, bool]:
         parts = self._assembled()
         served = self._fleet.ready(request.policy_version)
-        batch, repeated = await parts.batches.next_batch(
+        return await parts.batches.next_batch(
             request.rollout_id, request.policy_version, weights_digest=parts.weights.weights_digest if served else ""
         )
-        if repeated and parts.batches.note_attempt(batch):
-            parts.reporter.report_rollout(
-                batch.rollout_id,
-                {name: decode_value(value) for name, value in batch.values.items()},
-                samples=lambda: _views(batch, parts.feed),
-                rollout_time_s=batch.summary.rollout_time_s,
-            )
-        return batch, repeated
 
     async def Evaluate(self, request: rollout_pb2.EvaluateRequest, context: Context) -> rollout_pb2.EvaluateResponse:
         async def work() -> rollout_pb2.EvaluateResponse:
@@ -153,7 +141,10 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServicer):
             state = request.state if request.HasField("state") else None
             attempt = max(1, request.attempt)
             await parts.reporter.finish()  # what is still under way belongs to the attempt before
+            if attempt != parts.batches.attempt:
+                parts.reporter.give_up_evaluation()
             warnings = await parts.batches.restore(state, request.next_rollout_id, attempt)
+            parts.reporter.send_left_over(parts.batches.will_report)
             parts.weights.restart_versions(request.next_rollout_id)
             self._telemetry.attempt = attempt
             return rollout_pb2.RestoreStateResponse(warnings=warnings, num_groups_drawn=parts.batches.num_groups_drawn)
@@ -214,18 +205,3 @@ async def _answered(context: Context, work: Awaitable[T]) -> T:
         log.warning("call_refused", code=error.code.name, reason=str(error))
         await context.abort(error.code, str(error))
         raise AssertionError("abort raises") from error
-
-
-def _views(batch: KeptBatch, feed: PromptFeed) -> list[Sample]:
-    told = batch.details or [[None] * len(group.samples) for group in batch.groups]
-    return [
-        view_sample(
-            sample,
-            prompt=feed.prompt_at(group.prompt_index),
-            group_index=group.group_index,
-            group_size=len(group.samples),
-            reward_details=details,
-        )
-        for group, of_group in zip(batch.groups, told, strict=True)
-        for sample, details in zip(group.samples, of_group, strict=True)
-    ]

@@ -119,12 +119,6 @@ class TrainingRollouts:
         if rollout.log_samples:
             views = (view for group in made.groups for view in group.views())
             values["rollout/samples"] = sample_table(views, num_rows=rollout.log_samples)
-        self.reporter.report_rollout(
-            rollout_id,
-            values,
-            samples=lambda: [view for group in made.groups for view in group.views()],
-            rollout_time_s=made.seconds,
-        )
         details = [group.details for group in made.groups]
         return NewBatch(made.protos, summarize(made, rollout_id), weights_digest, encode_values(values), details)
 

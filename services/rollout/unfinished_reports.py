@@ -1,5 +1,5 @@
-"""Keeps on disk the reports whose hooks are under way, until what came of it is surely with the metrics service or in
-the spool, so that the next start of a killed service sends them.
+"""Keeps reports on disk until they are surely with the metrics service or in the spool, so that the next start of a
+killed service sends them.
 
 What cannot be written or read costs only itself: reporting never waits for this and never fails for it.
 """
@@ -28,6 +28,11 @@ class Report:
     attempt: int
     is_answered: bool = False
     """The hook has decided: these values are what is sent."""
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Which row, of which attempt."""
+        return (self.axis, self.step, self.attempt)
 
     @property
     def name(self) -> str:

@@ -33,6 +33,17 @@ def reporter_of(tmp_path: Path, telemetry: FakeTelemetry, name: str) -> Reporter
     return Reporter(telemetry, hooks_of(tmp_path, name), kept)  # type: ignore[arg-type]
 
 
+def report(reporter: Reporter, rollout_id: int, values: dict[str, Any]) -> None:
+    """As is done for a batch."""
+    given = reporter.rollout_report(rollout_id, values, attempt=reporter.telemetry.attempt)
+    reporter.note_rollout(given)
+    reporter.report_rollout(given, samples=list, rollout_time_s=1.0)
+
+
+def never(rollout_id: int, attempt: int) -> bool:
+    return False
+
+
 @pytest.mark.parametrize(
     ("name", "handled", "warning"),
     [
@@ -74,11 +85,12 @@ async def test_no_hook_costs_nothing(tmp_path: Path) -> None:
     telemetry, looked_at = FakeTelemetry(), []
     hooks, kept = LogHooks(config, flags_of(config)), UnfinishedReports(tmp_path / "reports")
     reporter = Reporter(telemetry, hooks, kept)  # type: ignore[arg-type]
-    reporter.report_rollout(3, {}, samples=lambda: looked_at.append(3) or [], rollout_time_s=1.0)
+    given = reporter.rollout_report(3, {}, attempt=1)
+    reporter.report_rollout(given, samples=lambda: looked_at.append(3) or [], rollout_time_s=1.0)
     reporter.report_evaluation(3, {"eval/x": Last(1)}, samples=lambda: looked_at.append(3) or {})
     await reporter.close()
     assert len(telemetry.rows) == 2 and looked_at == []
-    assert not (tmp_path / "reports").exists()  # nothing was kept on disk for a hook either
+    assert list((tmp_path / "reports").iterdir()) == []
 
 
 def test_a_bad_path_is_refused_at_start(tmp_path: Path) -> None:
@@ -218,7 +230,7 @@ async def test_reports_go_without_hooks_when_too_many_hang_or_the_service_ends(t
     reporter = reporter_of(tmp_path, telemetry, "log_hanging")
     with structlog.testing.capture_logs() as logs:
         for rollout_id in range(MAX_WAITING + 1):
-            reporter.report_rollout(rollout_id, {"rollout/x": Last(1)}, samples=list, rollout_time_s=1.0)
+            report(reporter, rollout_id, {"rollout/x": Last(1)})
         assert [row[1] for row in telemetry.rows] == [MAX_WAITING]
         await reporter.finish(0.05)
     user_functions.RELEASE.set()
@@ -232,17 +244,17 @@ async def test_what_a_killed_service_did_not_report_the_next_start_does(tmp_path
     killed = FakeTelemetry(attempt=3)
     reporter = reporter_of(tmp_path, killed, "log_hanging")
     values = {"rollout/x": Last(1), "rollout/h": Histogram((0.0, 1.0), (2,)), "rollout/nan": Last(float("nan"))}
-    reporter.report_rollout(7, values, samples=list, rollout_time_s=1.0)
+    report(reporter, 7, values)
     assert killed.rows == []  # and here it is killed
     telemetry = FakeTelemetry(attempt=4)
     with structlog.testing.capture_logs() as logs:
         again = reporter_of(tmp_path, telemetry, "log_false")
-        again.send_left_over()
+        again.send_left_over(never)
     user_functions.RELEASE.set()
     [(axis, step, sent, attempt)] = telemetry.rows
     assert (axis, step, attempt, telemetry.attempt) == ("rollout/step", 7, 3, 4) and repr(sent) == repr(values)
     assert [entry["event"] for entry in logs] == ["log_hook_cut_short"]
-    again.send_left_over()
+    again.send_left_over(never)
     assert len(telemetry.rows) == 1
 
 
@@ -250,12 +262,12 @@ async def test_what_a_killed_service_did_not_report_the_next_start_does(tmp_path
 async def test_what_a_hook_decided_is_kept_until_it_is_surely_sent(tmp_path: Path, name: str) -> None:
     first, second = FakeTelemetry(), FakeTelemetry()
     reporter = reporter_of(tmp_path, first, name)
-    reporter.report_rollout(7, {"rollout/x": Last(1)}, samples=list, rollout_time_s=1.0)
+    report(reporter, 7, {"rollout/x": Last(1)})
     await until(lambda: first.rows)
     with structlog.testing.capture_logs() as logs:
-        reporter_of(tmp_path, second, name).send_left_over()  # as if the first was killed before it was on its way
+        reporter_of(tmp_path, second, name).send_left_over(never)  # as if the first was killed before it was on its way
     assert second.rows == first.rows and logs == []
-    reporter.report_rollout(8, {"rollout/x": Last(1)}, samples=list, rollout_time_s=1.0)
+    report(reporter, 8, {"rollout/x": Last(1)})
     await until(lambda: len(first.rows) == 2)
     await reporter.close()
     assert list((tmp_path / "reports").iterdir()) == []
@@ -266,8 +278,8 @@ async def test_a_folder_that_takes_nothing_costs_only_a_warning(tmp_path: Path) 
     telemetry = FakeTelemetry()
     reporter = reporter_of(tmp_path, telemetry, "log_false")
     with structlog.testing.capture_logs() as logs:
-        reporter.send_left_over()
-        reporter.report_rollout(7, {"rollout/x": Last(1)}, samples=list, rollout_time_s=1.0)
+        reporter.send_left_over(never)
+        report(reporter, 7, {"rollout/x": Last(1)})
         await until(lambda: telemetry.rows)
         await reporter.close()
     assert {entry["event"] for entry in logs} == {"report_not_kept"}
