@@ -23,7 +23,7 @@ from weakref import WeakSet
 from furlong.recordqueue import Priority, Record
 from furlong.spoolfile import FRAME, MAX_INTEGER, frames, head_of, parse, producer_in
 
-_FILE = re.compile(r"^(?P<stem>.+-\d+)\.(?P<number>\d{6})\.spool$")
+_FILE = re.compile(r"^(?P<stem>.+-\d+)\.(?P<number>\d{6,})\.spool$")
 _MAX_SEGMENT_BYTES = 1024 * 1024  # read, and rewritten, in one go
 _LOCK_TRIES = 50
 
@@ -325,7 +325,7 @@ def waiting(folder: Path) -> dict[str, int]:
     found: dict[str, int] = {}
     for stem in _stems(folder):
         instance = stem.rpartition("-")[0]
-        for path in folder.glob(f"{glob.escape(stem)}.[0-9][0-9][0-9][0-9][0-9][0-9].spool"):
+        for path in _paths(folder, stem):
             num_records = sum(bool(record.body) for _, record in parse(path)[1])
             if num_records:
                 found[instance] = found.get(instance, 0) + num_records
@@ -342,13 +342,18 @@ def _stems(folder: Path) -> list[str]:
     return [stem for incarnation, stem in sorted(numbered) if 1 <= incarnation <= MAX_INTEGER]
 
 
+def _paths(folder: Path, stem: str) -> list[Path]:
+    """The files of a spool, oldest first."""
+    found = [match for path in folder.glob(f"{glob.escape(stem)}.*") if (match := _FILE.match(path.name))]
+    return [folder / match.string for match in sorted(found, key=lambda match: int(match["number"]))]
+
+
 def _take_over(folder: Path, stem: str) -> Spool | None:
     instance, _, incarnation = stem.rpartition("-")
     spool = Spool(folder, instance, producer="", incarnation=int(incarnation), max_bytes=1 << 62)
     if not spool._take_lock():
         return None
-    paths = sorted(folder.glob(f"{stem}.[0-9][0-9][0-9][0-9][0-9][0-9].spool"))
-    for path in filter(Path.is_file, paths):
+    for path in filter(Path.is_file, _paths(folder, stem)):
         head, items, intact = parse(path)
         if not intact:
             spool._set_aside(path)

@@ -146,6 +146,17 @@ def read_all(spool: Spool) -> list[tuple[int, bytes]]:
     return found
 
 
+def test_spool_of_more_than_a_million_files_is_read_in_their_order(tmp_path: Path) -> None:
+    spool = new_spool(tmp_path)
+    for number, file in ((1, 999_999), (2, 1_000_000)):
+        spool._end_segment()
+        spool._next_number = file
+        spool.append(batch(number, b"x%d" % number))
+    spool.release()
+    (left,) = left_over(tmp_path)
+    assert read_all(left) == [(1, b"x1"), (2, b"x2")]
+
+
 def test_spool_gives_back_what_was_put_under_its_numbers(tmp_path: Path) -> None:
     spool = new_spool(tmp_path)
     spool.append(batch(5, b"a", b"b"))
