@@ -155,9 +155,9 @@ async def _http(parts: Parts, servicer: MetricsServicer) -> AsyncGenerator[str]:
 
 @contextlib.asynccontextmanager
 async def _sinks(parts: Parts) -> AsyncGenerator[None]:
-    await parts.sinks.start(specs_of(parts.context.config))
-    parts.on_news.append(parts.sinks.notify)
+    parts.on_news.append(parts.sinks.notify)  # before they start: what comes while they do is news to the first ones
     try:
+        await parts.sinks.start(specs_of(parts.context.config))
         yield
     finally:
         await parts.sinks.close(parts.left_s())

@@ -10,10 +10,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import orjson
 import structlog
 
 from services.metrics.counts import Counts
 from services.metrics.schema import pragma
+from services.metrics.soundness import is_row
 
 log = structlog.get_logger()
 
@@ -32,7 +34,11 @@ SLACK = 16
 MIN_SLACK_BYTES = 1024 * 1024
 KEPT_BATCHES = 1
 """The newest stay: the counter of ids and the newest records are of use."""
-_REMOVE_POINTS = (  # by what the step says: the row's text may have gone bad
+_REMOVE_POINT = (
+    "DELETE FROM points WHERE series_id = (SELECT id FROM series WHERE run_id = ? AND axis = ? AND key = ?)"
+    " AND step = ? AND attempt = ?"
+)
+_REMOVE_POINTS = (  # slow where a run has had many series
     "DELETE FROM points WHERE series_id IN (SELECT id FROM series WHERE run_id = ? AND axis = ?)"
     " AND step = ? AND attempt = ?"
 )
@@ -133,7 +139,7 @@ class Retention:
 
     def _remove_rows(self, connection: sqlite3.Connection, safe_id: int | None, before_us: int | None) -> bool:
         found = connection.execute(
-            "SELECT r.id, r.run_id, r.emitted_us, s.id, s.last_row_id, s.axis, s.step, s.attempt FROM rows r"
+            "SELECT r.id, r.run_id, r.emitted_us, r.body, s.id, s.last_row_id, s.axis, s.step, s.attempt FROM rows r"
             " LEFT JOIN steps s ON s.id = r.step_id WHERE r.id <= ? ORDER BY r.id LIMIT ?",
             (2**62 if safe_id is None else safe_id, STEP_ROWS),
         ).fetchall()
@@ -141,12 +147,12 @@ class Retention:
         if not chosen:
             return False
         with _transaction(connection):
-            for row_id, run_id, _, step_id, last_row_id, *place in chosen:
+            for row_id, run_id, _, body, step_id, last_row_id, *place in chosen:
                 connection.execute("DELETE FROM rows WHERE id = ?", (row_id,))
                 if step_id is not None and last_row_id == row_id:
                     connection.execute("DELETE FROM contributions WHERE step_id = ?", (step_id,))
                     connection.execute("DELETE FROM steps WHERE id = ?", (step_id,))
-                    connection.execute(_REMOVE_POINTS, (run_id, *place))
+                    _remove_points(connection, run_id, place, body)
         self._removed_rows = True
         if safe_id is None:
             self._say_lost(connection, "rows", [row[0] for row in chosen])
@@ -186,6 +192,16 @@ class _transaction:
             self._connection.execute("COMMIT")
         elif self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
+
+
+def _remove_points(connection: sqlite3.Connection, run_id: int, place: Sequence[object], body: object) -> None:
+    """Those of a row. place: axis, step and attempt."""
+    if not is_row(body):  # its text has gone bad: by what its step says
+        connection.execute(_REMOVE_POINTS, (run_id, *place))
+        return
+    axis, step, attempt = place
+    keys = orjson.loads(body)["values"]  # type: ignore[arg-type]  # it is bytes
+    connection.executemany(_REMOVE_POINT, [(run_id, axis, key, step, attempt) for key in keys])
 
 
 def _used_bytes(connection: sqlite3.Connection) -> int:

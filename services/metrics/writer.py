@@ -162,11 +162,6 @@ class Writer(threading.Thread):
         put = "INSERT OR REPLACE INTO cursors VALUES (?, ?, ?)"
         return self.execute(lambda connection: _no_result(connection.execute(put, (sink, row_id, position))))
 
-    def remove_cursor(self, sink: str) -> "Future[None]":
-        """A sink was taken away: forget how far it was."""
-        drop = "DELETE FROM cursors WHERE sink = ?"
-        return self.execute(lambda connection: _no_result(connection.execute(drop, (sink,))))
-
     def emit_waiting(self) -> "Future[None]":
         """Hand on all rows that still wait for a part, incomplete as they are."""
         return self._put(lambda writer: writer.rows.emit_waiting(), 64)

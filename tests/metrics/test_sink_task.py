@@ -265,7 +265,7 @@ async def test_news_of_another_run_is_passed_without_a_look(store: Store, monkey
     assert driven.needed_after == 5 and len(looks) == looked
     store.put(1, run="a")
     driven.notify(News({"a", "c"}, 6))
-    assert not driven.has_all and driven.needed_after == 2
+    assert not driven.has_all and driven.needed_after == 5
     await driven.wait_handed(6)
     await driven.close(LIMIT_S)
 

@@ -57,7 +57,7 @@ async def watching_alerts(parts: "Parts") -> AsyncGenerator[Alerts]:
         chosen, own_run=parts.context.config.run.name, reader=parts.reader, writer=parts.writer, sinks=sinks
     )
     streams = AlertStreams(engine.ledger, chosen.rules.values())
-    wandb = WandbDelivery(lambda: parts.sinks, engine.ledger, parts.writer)
+    wandb = WandbDelivery(lambda: parts.sinks, parts.sinks.following, engine.ledger, parts.writer)
     await wandb.start()
     deliveries = [*(Delivery(target, engine.ledger, parts.writer) for target in _targets(parts)), wandb]
 

@@ -29,31 +29,34 @@ Tasks = Callable[[], Iterable[SinkTask[Any]]]
 class WandbDelivery:
     """Used as a Delivery is. Event loop only."""
 
-    def __init__(self, tasks: Tasks, ledger_: Ledger, writer: Writer) -> None:
-        """tasks: the sinks that there are now, of every kind."""
-        self._tasks, self._ledger, self._writer = tasks, ledger_, writer
+    def __init__(self, tasks: Tasks, expected: Tasks, ledger_: Ledger, writer: Writer) -> None:
+        """tasks: the sinks that there are now, of every kind. expected: also those that may come back."""
+        self._tasks, self._expected, self._ledger, self._writer = tasks, expected, ledger_, writer
         self._runs: dict[str, Delivery] = {}
-        self._handing_over = Delivery(FunctionTarget(NAME, self._hand_over, TIMEOUT_S), ledger_, writer)
+        self._handing_over: Delivery | None = None
 
     async def start(self) -> None:
         """Go on with what waited when the service ended. Raises sqlite3.Error."""
         for target in await asyncio.to_thread(self._ledger.targets, PREFIX):
             self._begin(target.removeprefix(PREFIX))
+        self._handing_over = Delivery(FunctionTarget(NAME, self._hand_over, TIMEOUT_S), self._ledger, self._writer)
 
     def notify(self) -> None:
         """There are new alerts."""
-        self._handing_over.notify()
+        if self._handing_over is not None:
+            self._handing_over.notify()
 
     async def close(self, timeout_s: float) -> None:
         """Hand over what is left, within timeout_s seconds; what is not stays for the next start."""
         end_s = time.monotonic() + timeout_s
-        await self._handing_over.close(timeout_s)
+        if self._handing_over is not None:
+            await self._handing_over.close(timeout_s)
         left_s = max(0.0, end_s - time.monotonic())
         await asyncio.gather(*(delivery.close(left_s) for delivery in list(self._runs.values())))
 
     async def _hand_over(self, alert: Alert) -> None:
         """Note durably that it waits for its run's sinks."""
-        if alert.state is not State.FIRING or not any(_takes_alerts(task) for task in self._tasks()):
+        if alert.state is not State.FIRING or not any(map(_takes_alerts, self._expected())):
             return
         if (delivery := self._runs.get(alert.run)) is not None:
             delivery.notify()
@@ -63,18 +66,17 @@ class WandbDelivery:
         self._begin(alert.run)
 
     def _begin(self, run: str) -> None:
-        target = _RunTarget(run, self._tasks)
-        self._runs[run] = Delivery(
-            target, self._ledger, self._writer, run=run, on_end=lambda: self._runs.pop(run, None)
-        )
+        target = _RunTarget(run, self._tasks, self._expected)
+        self._runs[run] = Delivery(target, self._ledger, self._writer, run=run, on_end=lambda: self._runs.pop(run))
 
 
 class _RunTarget:
     """The sinks of one run."""
 
-    def __init__(self, run: str, tasks: Tasks) -> None:
+    def __init__(self, run: str, tasks: Tasks, expected: Tasks) -> None:
         self.name, self.timeout_s = f"{PREFIX}{run}", TIMEOUT_S
-        self._tasks = tasks
+        self._run = run
+        self._tasks, self._expected = tasks, expected
         self._alert_id = 0
         self._took: set[str] = set()
         """The sinks that took that alert."""
@@ -85,8 +87,13 @@ class _RunTarget:
             return
         if alert.id != self._alert_id:
             self._alert_id, self._took = alert.id, set()
-        tasks = [task for task in self._tasks() if _takes_alerts(task) and task.sink.name not in self._took]
-        errors = [error for error in await asyncio.gather(*(self._give(task, alert) for task in tasks)) if error]
+        tasks = [task for task in self._tasks() if _takes_alerts(task) and _run_of(task) == self._run]
+        giving = (self._give(task, alert) for task in tasks if task.sink.name not in self._took)
+        errors = [error for error in await asyncio.gather(*giving) if error]
+        if not tasks and any(
+            map(_takes_alerts, self._expected())
+        ):  # it was removed for a while, or the run is so new that it has none yet
+            errors = [LookupError(f"no wandb sink of run {self._run} is at work")]
         if errors and time.time() - alert.at_us / 1e6 > OLD_S:
             raise NotWanted(f"not taken within {OLD_S:g} s: {errors[0]!r}") from errors[0]
         if errors:
@@ -100,6 +107,10 @@ class _RunTarget:
             return error
         self._took.add(sink.name)
         return None
+
+
+def _run_of(task: SinkTask[Any]) -> str | None:
+    return getattr(task.source, "run", None)
 
 
 def _takes_alerts(task: SinkTask[Any]) -> bool:

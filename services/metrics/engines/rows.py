@@ -35,13 +35,17 @@ class EngineRows:
     def __init__(self, *, run: str, interval_s: float) -> None:
         self._run, self._interval_s = run, max(1.0, interval_s)
         self._open: dict[int, dict[str, Value]] = {}
+        self._of_lines: dict[int, set[str]] = {}
+        """Of each interval, what lines have said."""
         self._series: OrderedDict[str, set[str]] = OrderedDict()
         """By instance, the one that was heard of last behind the others."""
         self._is_told = False
         self.num_left_out = 0
         """Values beyond the bounds, and those that say a thing in another way than one before."""
 
-    def add(self, instance: str, at_s: float, values: Mapping[str, Value], *, now_s: float) -> None:
+    def add(
+        self, instance: str, at_s: float, values: Mapping[str, Value], *, now_s: float, from_line: bool = True
+    ) -> None:
         """Values of one instance; several of one interval are reduced together."""
         if at_s > now_s + MAX_AHEAD_S:
             at_s = now_s
@@ -52,6 +56,8 @@ class EngineRows:
             key = f"engine/{instance}/{name}"
             if key not in row and not self._may_begin(key, series, row):
                 continue
+            if from_line:
+                self._of_lines.setdefault(step, set()).add(key)
             known = row.get(key)
             try:
                 row[key] = value if known is None else combine(known, value)
@@ -64,17 +70,23 @@ class EngineRows:
         if len(self._open) - len(over) > MAX_INTERVALS:
             over = sorted(self._open)[: len(self._open) - MAX_INTERVALS]
         rows = {step: self._open.pop(step) for step in sorted(over)}
+        for step in rows:
+            self._of_lines.pop(step, None)
         return [self._record(step, row) for step, row in rows.items() if row]
 
     @property
-    def is_empty(self) -> bool:
-        """Nothing waits."""
-        return not self._open
+    def has_lines(self) -> bool:
+        """Whether what lines have said waits."""
+        return bool(self._of_lines)
 
     def dump(self) -> bytes:
-        """For a mark: what was taken of lines that are done with, and stands in no record yet."""
+        """For a mark: what was taken of lines that are done with, and stands in no record yet. What an endpoint said
+        is not in it: there is much of it, often, and a restart costs no more than one reading."""
         return orjson.dumps(
-            {str(step): {k: encode_value(v) for k, v in row.items()} for step, row in self._open.items()}
+            {
+                str(step): {key: encode_value(self._open[step][key]) for key in sorted(keys)}
+                for step, keys in self._of_lines.items()
+            }
         )
 
     def load(self, body: bytes) -> None:
@@ -87,6 +99,7 @@ class EngineRows:
         except (ValueError, TypeError, AttributeError) as error:
             log.warning("engine_rows_not_restored", error=str(error))
             self._open = {}
+        self._of_lines = {step: set(row) for step, row in self._open.items()}
 
     def _series_of(self, instance: str) -> set[str]:
         series = self._series.setdefault(instance, set())

@@ -107,6 +107,7 @@ class SinkManager:
         """Add one that survives a restart, and bring it up to date from the first row. Raises ConfigError."""
         spec = replace(spec, live=True)
         async with self._changing:
+            self._check_open(spec.name)
             self._check_new(spec)
             await self._begin(spec)
             try:
@@ -123,6 +124,7 @@ class SinkManager:
         """Start one again that a flag names and that was removed; it goes on where it was. Raises UnknownSink, and
         ConfigError when it has not left yet or cannot start."""
         async with self._changing:
+            self._check_open(name)
             if name not in self._removed:
                 raise UnknownSink(name)
             spec, _ = self._removed[name]
@@ -263,13 +265,14 @@ class SinkManager:
     async def _look_for_runs(self) -> None:
         """At most once a second: the first rows of a run may wait that long for its sink."""
         try:
-            await asyncio.sleep(max(0.0, self._looked_at + LOOK_FOR_RUNS_S - time.monotonic()))
-            async with self._changing:
-                seen = set(self._unseen)
-                await self._begin_runs()
-                self._unseen -= seen
+            while self._unseen and not self._closed:
+                await asyncio.sleep(max(0.0, self._looked_at + LOOK_FOR_RUNS_S - time.monotonic()))
+                self._looked_at = time.monotonic()
+                async with self._changing:
+                    seen = set(self._unseen)
+                    await self._begin_runs()
+                    self._unseen -= seen
         finally:
-            self._looked_at = time.monotonic()
             self._looking = None
 
     async def _forget(self, spec: SinkSpec, tasks: Mapping[str | None, SinkTask[Any]]) -> None:
@@ -282,6 +285,10 @@ class SinkManager:
 
     async def _wait_one(self, task: SinkTask[Any]) -> None:
         await task.wait_handed(await asyncio.to_thread(task.source.last_id))
+
+    def _check_open(self, name: str) -> None:
+        if self._closed:
+            raise ConfigError([Problem("name", name, "comes too late: the service stops", "Try again once it is up.")])
 
     def _check_new(self, spec: SinkSpec) -> None:
         key = f"sinks.{spec.name[:128]}"

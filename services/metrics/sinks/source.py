@@ -37,8 +37,11 @@ class Source(Protocol[Item]):
     def concerns(self, news: News) -> bool:
         """Whether there may be items in it."""
 
-    def passed(self, news: News) -> None:
-        """There were none in it, and all before it has been taken."""
+    def passed(self, news: News) -> int:
+        """The newest row of it, when there were none of ours in it. 0: that cannot be."""
+
+    def newest_of_others(self) -> int:
+        """The newest row, ours or not. 0: all are ours."""
 
     def after(self, item_id: int, limit: int) -> Sequence[Item]:
         """The next ones."""
@@ -61,22 +64,23 @@ class RowSource:
 
     def __init__(self, reader: RowReader, run: str | None = None) -> None:
         self._reader, self._run = reader, run
-        self.clear_through = 0
-        """Up to this row none has been left to read. Of one run: what follows its last row is of no interest to it."""
+
+    @property
+    def run(self) -> str | None:
+        """None: all."""
+        return self._run
 
     def after(self, item_id: int, limit: int) -> Sequence[Row]:
-        newest = self._reader.last_row_id() if self._run is not None else 0  # before: one may come meanwhile
-        rows = self._reader.after(item_id, limit, run=self._run)
-        if not rows:
-            self.clear_through = max(self.clear_through, newest)
-        return rows
+        return self._reader.after(item_id, limit, run=self._run)
 
     def concerns(self, news: News) -> bool:
         return bool(news.runs) if self._run is None else self._run in news.runs
 
-    def passed(self, news: News) -> None:
-        if self._run is not None:
-            self.clear_through = max(self.clear_through, news.last_row_id)
+    def passed(self, news: News) -> int:
+        return 0 if self._run is None else news.last_row_id
+
+    def newest_of_others(self) -> int:
+        return 0 if self._run is None else self._reader.last_row_id()
 
     def last_id(self) -> int:
         if self._run is None:
@@ -118,8 +122,11 @@ class BatchSource:
     def concerns(self, news: News) -> bool:
         return news.has_batches
 
-    def passed(self, news: News) -> None:
-        """Every batch concerns it."""
+    def passed(self, news: News) -> int:
+        return 0
+
+    def newest_of_others(self) -> int:
+        return 0
 
     def last_id(self) -> int:
         return self._reader.last_batch_id()

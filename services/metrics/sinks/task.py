@@ -84,6 +84,8 @@ class SinkTask(Generic[Item]):
         self._new_rows = asyncio.Event()
         self._has_all = False
         """When it looked last there was nothing more to take."""
+        self._clear_through = 0
+        """Up to this row there is none that it has yet to take; of one run, what follows its last row is others'."""
         self._closing = asyncio.Event()
         self._hurry = asyncio.Event()
         """Somebody waits for what it is to take: no gathering."""
@@ -99,15 +101,14 @@ class SinkTask(Generic[Item]):
     @property
     def needed_after(self) -> int:
         """Rows up to this one may go from the durable log, as far as this sink is concerned."""
-        clear_through = getattr(self.source, "clear_through", 0)
-        return max(self.safe, clear_through) if self.safe >= self.handed and self.has_all else self.safe
+        return max(self.safe, self._clear_through) if self.safe >= self.handed else self.safe
 
     def notify(self, news: News | None = None) -> None:
         """There is something new, or None: there may be. Event loop only, each piece of news in its order."""
         if news is None or self.source.concerns(news):
             self._new_rows.set()
         elif self.has_all:
-            self.source.passed(news)
+            self._clear_through = max(self._clear_through, self.source.passed(news))
 
     @property
     def has_all(self) -> bool:
@@ -177,7 +178,7 @@ class SinkTask(Generic[Item]):
         while True:
             self._saved = Cursor(*await asyncio.to_thread(self._reader.cursor, self.cursor_name))
             self.handed = self.safe = self._saved.row_id  # shown as far behind as it is, also if it cannot start
-            self._has_all = False
+            self._has_all, self._clear_through = False, 0
             if self.sink.idle_after_s is not None and not await self._wait_for_first():
                 return
             if self._places is None:
@@ -236,8 +237,10 @@ class SinkTask(Generic[Item]):
     async def _look(self, find: Callable[[], Sequence[Item]]) -> Sequence[Item]:
         self._new_rows.clear()
         self._has_all, looked_at = False, time.monotonic()
-        items = await asyncio.to_thread(find)
+        newest, items = await asyncio.to_thread(lambda: (self.source.newest_of_others(), find()))
         self._has_all = not items
+        if not items:
+            self._clear_through = max(self._clear_through, newest)
         self._looked_at = looked_at
         return items
 

@@ -154,13 +154,12 @@ class Tailer(threading.Thread):
         now_s = time.time()
         for _ in range(self._samples.qsize()):
             sample = self._samples.get_nowait()
-            self.rows.add(sample.instance, sample.at_s, sample.values, now_s=now_s)
-            self._rows_changed = True
+            self.rows.add(sample.instance, sample.at_s, sample.values, now_s=now_s, from_line=False)
         self._on_left_out(self.rows.num_left_out + self._num_unread)
         due = self.rows.due(now_s, everything=everything)
         batch.add(due)
         if due or self._rows_changed:
-            batch.marks[ENGINES_MARK] = None if self.rows.is_empty else self.rows.dump()
+            batch.marks[ENGINES_MARK] = self.rows.dump() if self.rows.has_lines else None
             self._rows_changed = False
 
     def _read_numbers(self, instance: str, line: TextLine) -> None:

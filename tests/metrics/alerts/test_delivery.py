@@ -5,7 +5,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,9 +72,13 @@ class Wandb:
         self.took.append(alert.id)
 
 
-async def delivering(store: Store, *sinks: Wandb) -> WandbDelivery:
-    tasks: list[Any] = [SimpleNamespace(kind="wandb", sink=sink) for sink in sinks]
-    delivery = WandbDelivery(lambda: tasks, store.ledger, store.writer)
+async def delivering(store: Store, *sinks: Wandb, removed: Sequence[Wandb] = ()) -> WandbDelivery:
+    """removed: those of sinks that are not at work; they may come back."""
+    tasks: list[Any] = [
+        SimpleNamespace(kind="wandb", sink=sink, source=SimpleNamespace(run=sink.run)) for sink in sinks
+    ]
+    at_work = lambda: [task for task in tasks if task.sink not in removed]  # noqa: E731 - asked again and again
+    delivery = WandbDelivery(at_work, lambda: tasks, store.ledger, store.writer)
     await delivery.start()
     await until(lambda: store.ledger.position("wandb") is not None)  # what is put from now on is new
     return delivery
@@ -94,6 +98,18 @@ async def test_run_whose_wandb_is_away_holds_up_no_other_and_gets_its_alerts_lat
     await until(lambda: store.ledger.targets("wandb/") == [])  # nothing is kept of who has all
     await again.close(LIMIT_S)
     assert (a.took, b.took) == ([1], [2])
+
+
+async def test_alert_of_a_run_whose_sink_was_removed_waits_until_it_is_restored(store: Store) -> None:
+    sink = Wandb("a")
+    removed = [sink]
+    delivery = await delivering(store, sink, Wandb("b"), removed=removed)
+    store.put("a")
+    delivery.notify()
+    await until(lambda: "wandb/a" in store.ledger.targets("wandb/"))
+    removed.clear()
+    await until(lambda: sink.took == [1])
+    await delivery.close(LIMIT_S)
 
 
 async def test_second_wandb_of_a_run_that_fails_has_nothing_repeated_in_the_first(store: Store) -> None:

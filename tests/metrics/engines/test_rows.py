@@ -97,7 +97,7 @@ def test_interval_of_which_all_was_left_out_is_over_too() -> None:
     made = rows()
     made.add("e", NOW_S, {f"k{number}": Mean(1.0, 1) for number in range(MAX_SERIES)}, now_s=NOW_S)
     made.add("e", NOW_S + 10.0, {"one_more": Mean(1.0, 1)}, now_s=NOW_S + 10.0)
-    assert (len(made.due(NOW_S + 31.0)), made.is_empty) == (1, True)
+    assert (len(made.due(NOW_S + 31.0)), made.dump()) == (1, b"{}")
 
 
 def test_intervals_that_are_open_are_bounded() -> None:
@@ -124,8 +124,19 @@ def test_what_waits_is_the_same_after_dump_and_load() -> None:
     assert again.due(NOW_S + 11.0) == made.due(NOW_S + 11.0)
 
 
+def test_dump_has_what_lines_said_only() -> None:
+    made = rows()
+    made.add("e", NOW_S, {"scraped": Mean(1.0, 1), "both": Sum(1)}, now_s=NOW_S, from_line=False)
+    assert not made.has_lines
+    made.add("e", NOW_S, {"line": Mean(1.0, 1), "both": Sum(2)}, now_s=NOW_S)
+    again = rows()
+    again.load(made.dump())
+    assert records(again.due(NOW_S + 11.0))[0][1] == {"engine/e/both": ["sum", 3], "engine/e/line": ["mean", 1.0, 1]}
+    assert len(records(made.due(NOW_S + 11.0))[0][1]) == 3 and not made.has_lines
+
+
 def test_damaged_dump_is_forgotten() -> None:
     made = rows()
     for body in (b"no json", b"[]", b'{"x": {"a": 1}}', b'{"1": 3}'):
         made.load(body)
-        assert made.is_empty
+        assert (made.due(NOW_S, everything=True), made.has_lines) == ([], False)
