@@ -4,58 +4,61 @@
 # source: furlong/v1/metrics.proto
 # Protobuf Python Version: 6.31.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 6, 31, 1, "", "furlong/v1/metrics.proto"
+    _runtime_version.Domain.PUBLIC,
+    6,
+    31,
+    1,
+    '',
+    'furlong/v1/metrics.proto'
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x18\x66urlong/v1/metrics.proto\x12\nfurlong.v1"]\n\x0bRecordBatch\x12\x10\n\x08producer\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x16\n\x0e\x66irst_sequence\x18\x03 \x01(\x04\x12\x0f\n\x07records\x18\x04 \x03(\x0c"x\n\tIngestAck\x12\x10\n\x08producer\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x18\n\x10through_sequence\x18\x03 \x01(\x04\x12\x13\n\x0bnum_refused\x18\x04 \x01(\r\x12\x15\n\rfirst_refusal\x18\x05 \x01(\t"\x1b\n\x0c\x46lushRequest\x12\x0b\n\x03run\x18\x01 \x01(\t"!\n\rFlushResponse\x12\x10\n\x08num_rows\x18\x01 \x01(\x04"\x19\n\x17GetMetricsStatusRequest"\xe4\x02\n\x18GetMetricsStatusResponse\x12\x13\n\x0bnum_records\x18\x01 \x01(\x04\x12\x10\n\x08num_rows\x18\x02 \x01(\x04\x12\x13\n\x0bnum_refused\x18\x03 \x01(\x04\x12%\n\x05sinks\x18\x04 \x03(\x0b\x32\x16.furlong.v1.SinkStatus\x12%\n\x05\x66iles\x18\x05 \x03(\x0b\x32\x16.furlong.v1.TailedFile\x12.\n\tendpoints\x18\x06 \x03(\x0b\x32\x1b.furlong.v1.ScrapedEndpoint\x12\x0c\n\x04http\x18\x07 \x01(\t\x12\x0f\n\x07trouble\x18\x08 \x01(\t\x12@\n\x06\x63ounts\x18\t \x03(\x0b\x32\x30.furlong.v1.GetMetricsStatusResponse.CountsEntry\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01"\xd8\x01\n\nTailedFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x14\n\x0c\x62\x65hind_bytes\x18\x02 \x01(\x04\x12\x11\n\tnum_lines\x18\x03 \x01(\x04\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bnum_records\x18\x05 \x01(\x04\x12\x13\n\x0bnum_clipped\x18\x06 \x01(\x04\x12\x13\n\x0bnum_invalid\x18\x07 \x01(\x04\x12\x12\n\nnum_welded\x18\x08 \x01(\x04\x12\x13\n\x0bnum_partial\x18\t \x01(\x04\x12\x17\n\x0fnum_truncations\x18\n \x01(\x04"p\n\x0fScrapedEndpoint\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x14\n\x0cnum_readings\x18\x03 \x01(\x04\x12\x14\n\x0cnum_failures\x18\x04 \x01(\x04\x12\x12\n\nlast_error\x18\x05 \x01(\t"\xa5\x01\n\nSinkStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x17\n\x0fnum_rows_behind\x18\x03 \x01(\x04\x12\x12\n\nlast_error\x18\x04 \x01(\t\x12\x16\n\x0eseconds_behind\x18\x05 \x01(\x01\x12\x18\n\x10num_rows_refused\x18\x06 \x01(\x04\x12\x1b\n\x13num_values_left_out\x18\x07 \x01(\x04"U\n\x12WatchAlertsRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x10\n\x08\x61\x66ter_id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0f\n\x07halt_on\x18\x04 \x03(\t"\xb1\x02\n\x05\x41lert\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x0c\n\x04rule\x18\x03 \x01(\t\x12&\n\x05state\x18\x04 \x01(\x0e\x32\x17.furlong.v1.Alert.State\x12\x10\n\x08severity\x18\x05 \x01(\t\x12\x0c\n\x04\x61xis\x18\x06 \x01(\t\x12\x0c\n\x04step\x18\x07 \x01(\x03\x12\x0f\n\x07summary\x18\x08 \x01(\t\x12\x0e\n\x06remedy\x18\t \x01(\t\x12\x10\n\x08\x65vidence\x18\n \x01(\t\x12\r\n\x05\x61t_us\x18\x0b \x01(\x03\x12\x0c\n\x04halt\x18\x0c \x01(\x08\x12\x0f\n\x07\x61ttempt\x18\r \x01(\r\x12\x10\n\x08\x64iverged\x18\x0e \x01(\x08"8\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\n\n\x06\x46IRING\x10\x01\x12\x0c\n\x08RESOLVED\x10\x02\x32\xa1\x02\n\x07Metrics\x12<\n\x06Ingest\x12\x17.furlong.v1.RecordBatch\x1a\x15.furlong.v1.IngestAck(\x01\x30\x01\x12<\n\x05\x46lush\x12\x18.furlong.v1.FlushRequest\x1a\x19.furlong.v1.FlushResponse\x12V\n\tGetStatus\x12#.furlong.v1.GetMetricsStatusRequest\x1a$.furlong.v1.GetMetricsStatusResponse\x12\x42\n\x0bWatchAlerts\x12\x1e.furlong.v1.WatchAlertsRequest\x1a\x11.furlong.v1.Alert0\x01\x62\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66urlong/v1/metrics.proto\x12\nfurlong.v1\"]\n\x0bRecordBatch\x12\x10\n\x08producer\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x16\n\x0e\x66irst_sequence\x18\x03 \x01(\x04\x12\x0f\n\x07records\x18\x04 \x03(\x0c\"x\n\tIngestAck\x12\x10\n\x08producer\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x18\n\x10through_sequence\x18\x03 \x01(\x04\x12\x13\n\x0bnum_refused\x18\x04 \x01(\r\x12\x15\n\rfirst_refusal\x18\x05 \x01(\t\"\x1b\n\x0c\x46lushRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"!\n\rFlushResponse\x12\x10\n\x08num_rows\x18\x01 \x01(\x04\"\x19\n\x17GetMetricsStatusRequest\"\xe4\x02\n\x18GetMetricsStatusResponse\x12\x13\n\x0bnum_records\x18\x01 \x01(\x04\x12\x10\n\x08num_rows\x18\x02 \x01(\x04\x12\x13\n\x0bnum_refused\x18\x03 \x01(\x04\x12%\n\x05sinks\x18\x04 \x03(\x0b\x32\x16.furlong.v1.SinkStatus\x12%\n\x05\x66iles\x18\x05 \x03(\x0b\x32\x16.furlong.v1.TailedFile\x12.\n\tendpoints\x18\x06 \x03(\x0b\x32\x1b.furlong.v1.ScrapedEndpoint\x12\x0c\n\x04http\x18\x07 \x01(\t\x12\x0f\n\x07trouble\x18\x08 \x01(\t\x12@\n\x06\x63ounts\x18\t \x03(\x0b\x32\x30.furlong.v1.GetMetricsStatusResponse.CountsEntry\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xd8\x01\n\nTailedFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x14\n\x0c\x62\x65hind_bytes\x18\x02 \x01(\x04\x12\x11\n\tnum_lines\x18\x03 \x01(\x04\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bnum_records\x18\x05 \x01(\x04\x12\x13\n\x0bnum_clipped\x18\x06 \x01(\x04\x12\x13\n\x0bnum_invalid\x18\x07 \x01(\x04\x12\x12\n\nnum_welded\x18\x08 \x01(\x04\x12\x13\n\x0bnum_partial\x18\t \x01(\x04\x12\x17\n\x0fnum_truncations\x18\n \x01(\x04\"p\n\x0fScrapedEndpoint\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x14\n\x0cnum_readings\x18\x03 \x01(\x04\x12\x14\n\x0cnum_failures\x18\x04 \x01(\x04\x12\x12\n\nlast_error\x18\x05 \x01(\t\"\xa5\x01\n\nSinkStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x17\n\x0fnum_rows_behind\x18\x03 \x01(\x04\x12\x12\n\nlast_error\x18\x04 \x01(\t\x12\x16\n\x0eseconds_behind\x18\x05 \x01(\x01\x12\x18\n\x10num_rows_refused\x18\x06 \x01(\x04\x12\x1b\n\x13num_values_left_out\x18\x07 \x01(\x04\"U\n\x12WatchAlertsRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x10\n\x08\x61\x66ter_id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0f\n\x07halt_on\x18\x04 \x03(\t\"\xb1\x02\n\x05\x41lert\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x0c\n\x04rule\x18\x03 \x01(\t\x12&\n\x05state\x18\x04 \x01(\x0e\x32\x17.furlong.v1.Alert.State\x12\x10\n\x08severity\x18\x05 \x01(\t\x12\x0c\n\x04\x61xis\x18\x06 \x01(\t\x12\x0c\n\x04step\x18\x07 \x01(\x03\x12\x0f\n\x07summary\x18\x08 \x01(\t\x12\x0e\n\x06remedy\x18\t \x01(\t\x12\x10\n\x08\x65vidence\x18\n \x01(\t\x12\r\n\x05\x61t_us\x18\x0b \x01(\x03\x12\x0c\n\x04halt\x18\x0c \x01(\x08\x12\x0f\n\x07\x61ttempt\x18\r \x01(\r\x12\x10\n\x08\x64iverged\x18\x0e \x01(\x08\"8\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\n\n\x06\x46IRING\x10\x01\x12\x0c\n\x08RESOLVED\x10\x02\x32\xa1\x02\n\x07Metrics\x12<\n\x06Ingest\x12\x17.furlong.v1.RecordBatch\x1a\x15.furlong.v1.IngestAck(\x01\x30\x01\x12<\n\x05\x46lush\x12\x18.furlong.v1.FlushRequest\x1a\x19.furlong.v1.FlushResponse\x12V\n\tGetStatus\x12#.furlong.v1.GetMetricsStatusRequest\x1a$.furlong.v1.GetMetricsStatusResponse\x12\x42\n\x0bWatchAlerts\x12\x1e.furlong.v1.WatchAlertsRequest\x1a\x11.furlong.v1.Alert0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "furlong.v1.metrics_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'furlong.v1.metrics_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_GETMETRICSSTATUSRESPONSE_COUNTSENTRY"]._loaded_options = None
-    _globals["_GETMETRICSSTATUSRESPONSE_COUNTSENTRY"]._serialized_options = b"8\001"
-    _globals["_RECORDBATCH"]._serialized_start = 40
-    _globals["_RECORDBATCH"]._serialized_end = 133
-    _globals["_INGESTACK"]._serialized_start = 135
-    _globals["_INGESTACK"]._serialized_end = 255
-    _globals["_FLUSHREQUEST"]._serialized_start = 257
-    _globals["_FLUSHREQUEST"]._serialized_end = 284
-    _globals["_FLUSHRESPONSE"]._serialized_start = 286
-    _globals["_FLUSHRESPONSE"]._serialized_end = 319
-    _globals["_GETMETRICSSTATUSREQUEST"]._serialized_start = 321
-    _globals["_GETMETRICSSTATUSREQUEST"]._serialized_end = 346
-    _globals["_GETMETRICSSTATUSRESPONSE"]._serialized_start = 349
-    _globals["_GETMETRICSSTATUSRESPONSE"]._serialized_end = 705
-    _globals["_GETMETRICSSTATUSRESPONSE_COUNTSENTRY"]._serialized_start = 660
-    _globals["_GETMETRICSSTATUSRESPONSE_COUNTSENTRY"]._serialized_end = 705
-    _globals["_TAILEDFILE"]._serialized_start = 708
-    _globals["_TAILEDFILE"]._serialized_end = 924
-    _globals["_SCRAPEDENDPOINT"]._serialized_start = 926
-    _globals["_SCRAPEDENDPOINT"]._serialized_end = 1038
-    _globals["_SINKSTATUS"]._serialized_start = 1041
-    _globals["_SINKSTATUS"]._serialized_end = 1206
-    _globals["_WATCHALERTSREQUEST"]._serialized_start = 1208
-    _globals["_WATCHALERTSREQUEST"]._serialized_end = 1293
-    _globals["_ALERT"]._serialized_start = 1296
-    _globals["_ALERT"]._serialized_end = 1601
-    _globals["_ALERT_STATE"]._serialized_start = 1545
-    _globals["_ALERT_STATE"]._serialized_end = 1601
-    _globals["_METRICS"]._serialized_start = 1604
-    _globals["_METRICS"]._serialized_end = 1893
+  DESCRIPTOR._loaded_options = None
+  _globals['_GETMETRICSSTATUSRESPONSE_COUNTSENTRY']._loaded_options = None
+  _globals['_GETMETRICSSTATUSRESPONSE_COUNTSENTRY']._serialized_options = b'8\001'
+  _globals['_RECORDBATCH']._serialized_start=40
+  _globals['_RECORDBATCH']._serialized_end=133
+  _globals['_INGESTACK']._serialized_start=135
+  _globals['_INGESTACK']._serialized_end=255
+  _globals['_FLUSHREQUEST']._serialized_start=257
+  _globals['_FLUSHREQUEST']._serialized_end=284
+  _globals['_FLUSHRESPONSE']._serialized_start=286
+  _globals['_FLUSHRESPONSE']._serialized_end=319
+  _globals['_GETMETRICSSTATUSREQUEST']._serialized_start=321
+  _globals['_GETMETRICSSTATUSREQUEST']._serialized_end=346
+  _globals['_GETMETRICSSTATUSRESPONSE']._serialized_start=349
+  _globals['_GETMETRICSSTATUSRESPONSE']._serialized_end=705
+  _globals['_GETMETRICSSTATUSRESPONSE_COUNTSENTRY']._serialized_start=660
+  _globals['_GETMETRICSSTATUSRESPONSE_COUNTSENTRY']._serialized_end=705
+  _globals['_TAILEDFILE']._serialized_start=708
+  _globals['_TAILEDFILE']._serialized_end=924
+  _globals['_SCRAPEDENDPOINT']._serialized_start=926
+  _globals['_SCRAPEDENDPOINT']._serialized_end=1038
+  _globals['_SINKSTATUS']._serialized_start=1041
+  _globals['_SINKSTATUS']._serialized_end=1206
+  _globals['_WATCHALERTSREQUEST']._serialized_start=1208
+  _globals['_WATCHALERTSREQUEST']._serialized_end=1293
+  _globals['_ALERT']._serialized_start=1296
+  _globals['_ALERT']._serialized_end=1601
+  _globals['_ALERT_STATE']._serialized_start=1545
+  _globals['_ALERT_STATE']._serialized_end=1601
+  _globals['_METRICS']._serialized_start=1604
+  _globals['_METRICS']._serialized_end=1893
 # @@protoc_insertion_point(module_scope)
