@@ -90,9 +90,8 @@ class _RunTarget:
         tasks = [task for task in self._tasks() if _takes_alerts(task) and _run_of(task) == self._run]
         giving = (self._give(task, alert) for task in tasks if task.sink.name not in self._took)
         errors = [error for error in await asyncio.gather(*giving) if error]
-        if not tasks and any(
-            map(_takes_alerts, self._expected())
-        ):  # it was removed for a while, or the run is so new that it has none yet
+        # one that was removed for a while may come back, and a new run has its own in a moment
+        if not tasks and any(map(_takes_alerts, self._expected())):
             errors = [LookupError(f"no wandb sink of run {self._run} is at work")]
         if errors and time.time() - alert.at_us / 1e6 > OLD_S:
             raise NotWanted(f"not taken within {OLD_S:g} s: {errors[0]!r}") from errors[0]
